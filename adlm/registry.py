@@ -109,6 +109,7 @@ SAMPLER_SUMMARIES = {
     "entropy": "Reveals first where the model is least uncertain (lowest entropy).",
     "threshold": "Draws a token at every mask and keeps all whose probability reaches a threshold: few steps.",
     "speculative": "Drafts tokens of a block and keeps what the causal model accepts: its distribution, fewer calls.",
+    "rates": "Reveals in the order that the model has learnt: next tokens are drawn by the rates it predicts.",
     "anchor-first": "Reveals first where the anchor network is sure of a token that is rare in the text.",
 }
 """What each built-in sampler does, in one line for --help and the studio; details are in docs/sampling.md."""

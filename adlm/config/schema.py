@@ -224,6 +224,18 @@ class Time:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """How soon tokens are revealed: an order that is a part of the model, of adlm and mdlm (docs/theory.md)."""
+
+    rule: Literal["none", "position", "anchors", "tokens", "text"] = "none"
+    """Rates of tokens in training: by position, of anchors, learnt for each id, or learnt by a network that reads x."""
+    strength: Annotated[float, Gt(0)] = 4.0
+    """position: the first token's rate over that of the last; anchors: rate of anchors (anchor.rule) over others'."""
+    blocks: Depth = 1
+    """text: blocks of the network that reads the clean text; training and the bound need it, sampling does not."""
+
+
+@dataclass(frozen=True)
 class Model:
     """The networks. Presets of sizes: model=tiny, model=small, model=medium."""
 
@@ -581,6 +593,7 @@ class Config:
     time: Time = field(default_factory=Time)
     model: Model = field(default_factory=Model)
     anchor: Anchor = field(default_factory=Anchor)
+    rates: Rates = field(default_factory=Rates)
     train: Train = field(default_factory=Train)
     sampling: Sampling = field(default_factory=Sampling)
     reason: Reason | None = None

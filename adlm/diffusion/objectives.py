@@ -45,6 +45,15 @@ def prior_nats(schedule: NoiseSchedule, num_clean: int) -> float:
     return schedule.alpha(torch.ones((), dtype=torch.float64)).item() * math.log(num_clean)
 
 
+def log_reveal_chances(log_rates: Tensor, masked: Tensor) -> Tensor:
+    """(B, L), log P(a masked token is the next to be revealed): its rate's share of those of all masked ones.
+
+    0 at tokens that are not masked.
+    """
+    log_chances = log_rates.masked_fill(~masked, -torch.inf).log_softmax(dim=1)
+    return torch.where(masked, log_chances, 0.0)
+
+
 def anchor_gamma(gamma: float, progress: float, warm_up: bool = True, until: float = 1.0) -> float | None:
     """The weight of the anchor term after a fraction `progress` of training; None where the loss has no such term."""
     if gamma == 0 or progress > until:

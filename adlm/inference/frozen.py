@@ -228,6 +228,7 @@ class FrozenNetwork:
         self.anchored = isinstance(network, AnchoredTransformer)
         self.text_blocks = first.text_blocks
         self.chain = None if network.chain is None else copy.deepcopy(network.chain).to(self.dtype)
+        self.rates = None if network.rates is None else FrozenHead(network.rates.masks, self.dtype)
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
             bridge = network.denoiser.bridge
@@ -348,6 +349,12 @@ class FrozenNetwork:
         """`clean_log_beliefs` of `anchor_logits`."""
         assert self.anchored, "a single network has no anchor head"
         return self._in_blocks(functools.partial(self.head.log_beliefs, mask_id=mask_id), rows)
+
+    @torch.no_grad()
+    def log_rates(self, rows: Tensor) -> Tensor:
+        """(N,) for rows (N, d) of `HiddenStates.anchor`, or of `HiddenStates.last` in a single network."""
+        assert self.rates is not None, "the network predicts no rates"
+        return self._in_blocks(self.rates, rows)[:, 0]
 
     def _in_blocks(self, head: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """head(rows), with a fixed batch on blocks of HEAD_BLOCK of them."""

@@ -116,7 +116,12 @@ def _block_causal(estimator: str, method: Method) -> BlockCausal:
 
 
 def default_estimator(method: Method) -> str:
-    """any-order where it is valid, else nelbo: the lowest variance for the same expectation."""
+    """any-order where it is valid, else nelbo: the lowest variance for the same expectation.
+
+    A model with an order of its own has two bounds: nelbo is that of its order, any-order that of a random one.
+    """
+    if method.config.rates.rule != "none":
+        return "nelbo"
     try:
         any_order(method)
     except UserError:

@@ -20,6 +20,10 @@ def method_of(config: Config) -> Method:
             "model.block_length is 0; leave it out, or use method=mdlm model.block_length=4",
             "train.align_weight",
         )
+    if config.rates.rule != "none":
+        from adlm.methods.rates import rated
+
+        method = rated(config)
     if config.model.chain and config.model.block_length < 2:
         raise UserError(
             f"model.chain {config.model.chain} is for text blocks of several tokens, and model.block_length is "

@@ -101,7 +101,7 @@ class Adlm(Anchored, MaskedDiffusion):
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )
-        loss = self.loss_of(scored, weight, x, pad, noised.given)
+        loss = self.loss_of(scored, weight, x, noised, pad)
         if gamma is None or anchor_scored is None:
             return loss
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}

@@ -104,6 +104,11 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",
             "sampling.sampler",
         )
+    if sampler_of(sampling).rated and method.config.rates.rule == "none":
+        raise UserError(
+            f"sampling.sampler {sampler} needs a model that predicts rates, and rates.rule is none; try ancestral",
+            "sampling.sampler",
+        )
     check_anchor_every(method.config, sampling)
     model = method.config.model
     infills = model.block_length and model.hole_id is not None and method.config.train.causal_weight

@@ -51,6 +51,8 @@ class NoisedBatch:
     """(B, L), True at tokens that are given, such as prompts: never masked; None is nowhere."""
     stale: Tensor | None = None
     """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
+    log_rates: Tensor | None = None
+    """(B, L), log rates of the tokens, by which the masks were drawn (`methods/rates.py`); None if they are equal."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,7 @@ class MaskedDiffusion:
         """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have them."""
         return {}
 
-    def loss_of(
-        self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None, given: Tensor | None = None
-    ) -> Loss:
+    def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
         """The denoiser's term of the loss, and the other terms of block-causal networks that were scored."""
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         for name, other in (("causal", scored.causal), ("chain", scored.chained)):
@@ -130,7 +130,7 @@ class MaskedDiffusion:
         if scored.misalignment is not None:
             total = total + scored.misalignment
             parts = parts | {"align": scored.misalignment.detach() / self.config.train.align_weight}
-        return Loss(total, weight * scored.nats, self.predicted(x, pad, given).sum(), parts)
+        return Loss(total, weight * scored.nats, self.predicted(x, pad, noised.given).sum(), parts)
 
     def noise(
         self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float, given: Tensor | None = None
@@ -324,6 +324,10 @@ class FrozenOutput:
     def log_beliefs(self, positions: Tensor) -> Tensor:
         return self.network.log_beliefs(self.hidden.last.flatten(0, 1)[positions], self.mask_id)
 
+    def log_rates(self, positions: Tensor) -> Tensor:
+        states = self.hidden.last if self.hidden.anchor is None else self.hidden.anchor
+        return self.network.log_rates(states.flatten(0, 1)[positions])
+
     def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
         assert self.hidden.anchor is not None
         return self.network.anchor_log_beliefs(self.hidden.anchor.flatten(0, 1)[positions], self.mask_id)
@@ -352,6 +356,12 @@ class NetworkOutput:
         with eval_mode(self.network):
             logits = self.network.anchor_logits(self.z, self.sigma, self.pad)  # type: ignore[operator]
             return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
+
+    @torch.no_grad()
+    def log_rates(self, positions: Tensor) -> Tensor:
+        with eval_mode(self.network):
+            log_rates: Tensor = self.network.log_rates(self.z, self.sigma, self.pad)  # type: ignore[operator]
+            return log_rates.flatten()[positions]
 
 
 SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]

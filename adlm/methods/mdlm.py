@@ -24,4 +24,4 @@ class Mdlm(MaskedDiffusion):
         weight = self.weight(noised) * self.masked_positions(noised.z, pad)
         options = self.score_options(noised) | self.loss_options(x, noised, pad)
         scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad), **options)
-        return self.loss_of(scored, weight, x, pad, noised.given)
+        return self.loss_of(scored, weight, x, noised, pad)

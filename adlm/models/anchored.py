@@ -23,6 +23,7 @@ from adlm.models.heads import (
     plain_linear_cross_entropy,
     score_positions,
 )
+from adlm.models.rates import RevealRates
 from adlm.models.text_blocks import Layout, Places, TextBlocks
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
@@ -75,8 +76,10 @@ class AnchoredTransformer(nn.Module):
         causal: bool = False,
         modulated: bool = True,
         text_blocks: TextBlocks | None = None,
+        rates: RevealRates | None = None,
     ):
         super().__init__()
+        self.rates = rates
         self.anchor = Transformer(replace(model, chain=0), num_symbols, causal, modulated, text_blocks)
         self.denoiser = None
         if model.num_denoiser_blocks:
@@ -215,7 +218,8 @@ class AnchoredTransformer(nn.Module):
             if align_weight is not None:  # stale places have the same outputs
                 misalignment = places.misalignment(both.states, align_weight)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
-        scored = replace(scored, causal=causal, chained=chained, misalignment=misalignment)
+        log_rates = None if self.rates is None else self.rates.of_masks(hidden.anchor)
+        scored = replace(scored, causal=causal, chained=chained, misalignment=misalignment, log_rates=log_rates)
         if anchor_weight is None:
             return scored, None
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)
@@ -223,6 +227,16 @@ class AnchoredTransformer(nn.Module):
             early_scored = score_positions(hidden.early, self.early.head, x, anchor_weight, positions=anchor_positions)
             anchor = replace(anchor, total=anchor.total + early_scored.total)
         return scored, anchor
+
+    def log_rates(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+        """As `Transformer.log_rates`, by the anchor network."""
+        assert self.rates is not None
+        return self.rates.of_masks(self.anchor.hidden(z, sigma, pad))
+
+    def text_log_rates(self, x: Tensor, pad: Tensor | None = None) -> Tensor:
+        """As `Transformer.text_log_rates`."""
+        assert self.rates is not None
+        return self.rates.of_text(x, self.embedding(x), pad)
 
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None

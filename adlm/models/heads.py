@@ -48,6 +48,8 @@ class Scored:
     """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
     chained: "Scored | None" = None
     """The same, of the tokens of a block given those before them in it, by the chain."""
+    log_rates: Tensor | None = None
+    """(B, L), of networks that predict how soon masked tokens are revealed; with a gradient."""
     misalignment: Tensor | None = None
     """Of block-causal networks, if it was asked for: see `Places.misalignment`; a scalar with a gradient."""
 

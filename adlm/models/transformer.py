@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,9 @@ from adlm.models.layers import (
 )
 from adlm.models.llama import LlamaBlock
 from adlm.models.text_blocks import Layout, TextBlocks
+
+if TYPE_CHECKING:
+    from adlm.models.rates import RevealRates
 
 
 class TimeCondition(nn.Module):
@@ -287,9 +290,10 @@ class Transformer(nn.Module):
         causal: bool = False,
         modulated: bool = True,
         text_blocks: TextBlocks | None = None,
+        rates: "RevealRates | None" = None,
     ):
         super().__init__()
-        self.text_blocks = text_blocks
+        self.text_blocks, self.rates = text_blocks, rates
         self.embedding = nn.Embedding(num_symbols, model.hidden)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.trunk = Trunk(model, model.blocks, causal, modulated)
@@ -339,7 +343,9 @@ class Transformer(nn.Module):
         """
         positions = Positions(weight)
         if self.text_blocks is None:
-            return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
+            hidden = self.hidden(z, sigma, pad)
+            scored = score_positions(hidden, self.head, x, weight, mask_id, positions)
+            return scored if self.rates is None else replace(scored, log_rates=self.rates.of_masks(hidden))
         places = self.text_blocks.places(x, z, pad, first_block)
         hidden, states = self.trunk.hidden_and_states(
             self.embedding(places.ids), None, None, None, places.layout, align_weight is not None
@@ -354,6 +360,16 @@ class Transformer(nn.Module):
             chained = score_positions(chain, self.head, targets, chain_weight, mask_id)
         misalignment = None if align_weight is None else places.misalignment(states, align_weight)
         return replace(scored, causal=causal, chained=chained, misalignment=misalignment)
+
+    def log_rates(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+        """(B, L), of the masked tokens, by a network that has rates."""
+        assert self.rates is not None
+        return self.rates.of_masks(self.hidden(z, sigma, pad))
+
+    def text_log_rates(self, x: Tensor, pad: Tensor | None = None) -> Tensor:
+        """(B, L), log rates of the tokens of clean ids, by a network that has rates."""
+        assert self.rates is not None
+        return self.rates.of_text(x, self.embedding(x), pad)
 
     def nats_at_positions(
         self,

@@ -30,6 +30,7 @@ from adlm.sampling.adaptive import (
 )
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Denoiser, Ending, Frame, Row, SamplingRun, end_texts, first_frame
+from adlm.sampling.rates import sample_by_rates
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,
@@ -52,6 +53,8 @@ class Sampler:
     """The probabilities of revealing and remasking in `SamplingRun.steps`."""
     anchored: bool = False
     """Whether it needs an anchor network."""
+    rated: bool = False
+    """Whether it needs a network that predicts rates."""
     long_texts: bool = False
     """Whether it fills canvases longer than the model."""
     block_causal: bool = False
@@ -276,4 +279,5 @@ MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False)
 ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False)
 THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False)
 SPECULATIVE = Sampler(_needs_a_network, block_causal=True, remasks=False)
+RATES = Sampler(sample_by_rates, rated=True, remasks=False)
 ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True, remasks=False)

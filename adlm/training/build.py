@@ -36,19 +36,22 @@ def build_train_state(
     processes: Processes,
     report: Callable[[str], None],
     log_frequencies: Tensor | None = None,
+    anchor_table: Tensor | None = None,
     weights: Mapping[str, Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> TrainState:
     """A new network, initialized identically on every process and for any number of them, then sharded.
 
-    The output heads start at `log_frequencies` (V,), if given; `weights`, if given, replace the initial ones. LoRA
-    starts from `adapter`, if given.
+    The output heads start at `log_frequencies` (V,), and a table of rates at the anchors (V,), if given; `weights`, if
+    given, replace the initial ones. LoRA starts from `adapter`, if given.
     """
     train = method.config.train
     torch.manual_seed(seed_of(train.seed, "weights"))
     network = method.build()
     if log_frequencies is not None:
         start_from_unigram(network, log_frequencies)
+    if anchor_table is not None:
+        network.rates.set_table(anchor_table)  # type: ignore[union-attr, operator]
     if weights is not None:
         chain = {name: value for name, value in network.state_dict().items() if name.startswith(CHAIN)}
         # a model may get or lose a chain when it is trained further

@@ -55,6 +55,7 @@ from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.adlm import Anchored
 from adlm.methods.inputs import check_canvas, given_option
+from adlm.methods.rates import Rated
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -173,12 +174,15 @@ class TextTask:
         if self.config.train.unigram_start:
             counts = 1 + statistics().counts  # add-one smoothing
             frequencies = (counts / counts.sum()).log()
+        anchor_table = None
+        if isinstance(method, Rated) and self.config.rates.rule == "anchors":
+            anchor_table = method.anchor_table(statistics)
         weights, adapter = None, None
         if self.config.init and (self.base is not None or not resumes):  # checkpoints have no frozen weights
             weights = self._initial_weights()
         if self.base is not None and not resumes:
             adapter = self._initial_adapter()
-        return build_train_state(method, processes, report, frequencies, weights, adapter)
+        return build_train_state(method, processes, report, frequencies, anchor_table, weights, adapter)
 
     def _initial_adapter(self) -> Adapter | None:
         """The adapter `init`, which LoRA continues to train; None if `init` is none."""
