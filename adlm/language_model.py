@@ -74,14 +74,14 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the nats per token: an upper bound for diffusion models, exact for autoregressive ones.
+    """exp of the nats per token: for diffusion models an upper bound or, of some estimators, exact; exact for others.
 
     The two standard errors, Monte Carlo and over documents, are those of `adlm perplexity` (docs/evaluation.md).
     """
 
     value: float
     stderr: float | None
-    """Monte Carlo standard error of `value`; 0 for autoregressive models, None with a single sample."""
+    """Monte Carlo standard error of `value`; 0 where the likelihood is exact, None with a single sample."""
     interval: tuple[float, float] | None
     """95% Monte Carlo confidence interval of `value`, by Student's t distribution: wide with few samples."""
     document_stderr: float | None
@@ -139,16 +139,23 @@ class LanguageModel:
             return _check_not_nan(self.method.bound(self.network, x, pad, rng))
 
     def perplexity(
-        self, texts: str | list[str], samples: int = 4, estimator: str = "auto", seed: int = 0
+        self,
+        texts: str | list[str],
+        samples: int = 4,
+        estimator: str = "auto",
+        seed: int = 0,
+        *,
+        order: str | None = None,
+        order_steps: int | None = None,
     ) -> Perplexity:
         """Perplexity of the texts, each a document. Equal to `adlm perplexity --data` on a file with the same text.
 
         Documents are packed into rows of the model's length, framed by bos and eos, as in training. `samples` is the
-        number of replicates, each of which scores a short text at many noise levels; `estimator` is auto, nelbo,
-        any-order or published.
+        number of replicates, each of which scores a short text at many noise levels; `estimator`, `order` and
+        `order_steps` are those of `adlm perplexity`.
         """
         from adlm.likelihood.measurement import measure_nats
-        from adlm.likelihood.settings import ESTIMATOR_LINES, MAX_REPLICATES, PerplexitySettings
+        from adlm.likelihood.settings import ESTIMATOR_LINES, MAX_REPLICATES, MAX_STEPS, PerplexitySettings
         from adlm.likelihood.standard_errors import perplexity_of, summarize  # here: sampling needs none of these
         from adlm.likelihood.text_sets import rows_of_texts
 
@@ -156,7 +163,12 @@ class LanguageModel:
         if estimator not in tuple(ESTIMATOR_LINES):  # checked here too: a message without the dashes of an option
             raise UserError(unknown_choice_error("estimator", estimator, ESTIMATOR_LINES), "estimator")
         num_samples = whole_number("samples", samples, 1, MAX_REPLICATES)
-        settings = PerplexitySettings(estimator, num_samples, seed=whole_number("seed", seed))
+        if order is not None and not isinstance(order, str):
+            raise UserError(f"order must be the name of a sampler, not a {type(order).__name__}", "order")
+        steps = None if order_steps is None else whole_number("order_steps", order_steps, 1, MAX_STEPS)
+        settings = PerplexitySettings(
+            estimator, num_samples, whole_number("seed", seed), order=order, order_steps=steps
+        )
         with _standard_mode():
             rows = rows_of_texts(documents, self.require_tokenizer(), self.config.length)
             estimate = summarize(measure_nats(self.method, self.network, rows, settings))

@@ -105,6 +105,7 @@ SAMPLER_SUMMARIES = {
     "semi-autoregressive": "Ancestral in a window that moves along the text: for texts longer than the model.",
     "left-to-right": "Reveals the leftmost masks first; the only order of autoregressive models (ar, a2r).",
     "confidence": "Draws a token at every mask and keeps those that were drawn with the highest probability.",
+    "certainty": "Reveals first where the most probable token has the highest probability, whichever is drawn.",
     "margin": "Reveals first where the most probable token leads the second by most.",
     "entropy": "Reveals first where the model is least uncertain (lowest entropy).",
     "threshold": "Draws a token at every mask and keeps all whose probability reaches a threshold: few steps.",
@@ -113,6 +114,9 @@ SAMPLER_SUMMARIES = {
     "anchor-first": "Reveals first where the anchor network is sure of a token that is rare in the text.",
 }
 """What each built-in sampler does, in one line for --help and the studio; details are in docs/sampling.md."""
+
+ORDERS = ("left-to-right", "certainty", "margin", "entropy", "anchor-first")
+"""Samplers whose order is a function of the visible tokens: the likelihood of their samples is known exactly."""
 
 SAMPLERS = Registry(
     "sampler",

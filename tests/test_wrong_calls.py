@@ -135,6 +135,17 @@ CALLS = {
     "perplexity estimator": (
         lambda lm, wrong: lm.perplexity("ab", estimator=wrong), ["exact?", 5, None, [], "\x1b["], "estimator"
     ),
+    "perplexity order": (
+        lambda lm, wrong: lm.perplexity("ab", estimator="order", order=wrong), [5, [], "\x1b[", "confidence"], "order"
+    ),
+    "perplexity order of another estimator": (
+        lambda lm, wrong: lm.perplexity("ab", order=wrong), ["entropy", "\x1b["], "order"
+    ),
+    "perplexity order_steps": (
+        lambda lm, wrong: lm.perplexity("ab", estimator="order", order_steps=wrong),
+        [wrong for wrong in NOT_COUNTS if wrong is not None],
+        "order_steps",
+    ),
     "complete canvas": (
         lambda lm, wrong: lm.complete(wrong), [wrong for wrong in NOT_IDS if wrong is not IDS] + [IDS], "canvas"
     ),

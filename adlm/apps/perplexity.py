@@ -64,6 +64,10 @@ class PerplexityResult:
     tokenizer: str
     tokenizer_sha256: str
     estimator: str
+    order: str | None
+    """With estimator order, the sampler whose order it is."""
+    order_steps: int | None
+    """The steps in which a row, or a text block, is revealed; None is one token a step."""
     samples: int
     seed: int
     about: ModelSummary
@@ -182,6 +186,8 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         tokenizer=lm.config.tokenizer,
         tokenizer_sha256=lm.tokenizer.sha256,
         estimator=settings.estimator_of(lm.method),
+        order=settings.order_of(lm.method),
+        order_steps=settings.order_steps,
         samples=settings.replicates(lm.method),
         seed=settings.seed,
         about=about,

@@ -44,6 +44,7 @@ class PerplexityRequest(MeasurementRequest):
 
     example = """adlm perplexity --data speech.txt --max-tokens 20000
   adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
+  adlm perplexity --data speech.txt --estimator order --order entropy --max-tokens 20000
   adlm perplexity model.ckpt --tokenizer gpt2 --data zero-shot --samples 8 --out zero-shot.json
   torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
 
@@ -154,7 +155,9 @@ def _format_settings(results: list["PerplexityResult"]) -> Iterator[str]:
         estimator = f"estimator {result.estimator}, {replicates}, seed {result.seed}"
         rows = f"rows of {result.length:,} tokens, {result.packing}"
         tokenizer = f"tokenizer {result.tokenizer} (sha256 {result.tokenizer_sha256[:8]})"
-        settings = f"{'exact' if result.exact else estimator}; {rows}; {tokenizer}"
+        steps = "one token a step" if result.order_steps is None else f"{result.order_steps:,} steps"
+        exact = "exact" if result.order is None else f"exact, order {result.order}, {steps}"
+        settings = f"{exact if result.exact else estimator}; {rows}; {tokenizer}"
         by_settings.setdefault(settings, []).append(result)
     for settings, group in by_settings.items():
         yield settings if len(by_settings) == 1 else f"{', '.join(_format_models(group, results))}: {settings}"

@@ -148,8 +148,9 @@ def _measure(
     texts = TextSelection(names, request.packing or protocol.packing)
     figures: list[dict[str, Any]] = []
     journals: list[Path] = []
-    for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", request.estimator)):
-        settings = replace(narrow(request, PerplexitySettings), estimator=estimator)
+    own = narrow(request, PerplexitySettings)
+    published = replace(own, estimator="published", order=None, order_steps=None)
+    for settings in dict.fromkeys((published,) if lm.method.exact else (published, own)):
         with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
             measured = measure_models({model: lm}, texts, settings, request.out, stages.update)
         figures += [asdict(result) for result in measured.results]

@@ -1,4 +1,4 @@
-"""Estimators of the bound by name, and exact likelihoods of block-causal models. No texts, no averaging.
+"""Estimators of the bound by name, and exact likelihoods. No texts, no averaging.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
@@ -10,14 +10,17 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Schedule
+from adlm.config.schema import Sampling, Schedule
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
+from adlm.inference.frozen import FrozenCopy
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.methods import method_of
 from adlm.methods.block_causal import BlockCausal
 from adlm.methods.inputs import eval_mode, given_option
 from adlm.methods.masked_diffusion import MaskedDiffusion, per_token
 from adlm.methods.method import Method
+from adlm.registry import ORDERS, SAMPLERS
 
 PUBLISHED_EPS = 1e-3
 
@@ -115,6 +118,38 @@ def _block_causal(estimator: str, method: Method) -> BlockCausal:
     return method
 
 
+def order(method: Method, name: str | None = None, steps: int | None = None) -> Estimator:
+    """-log p(x) of the sampler `name`, whose order is a function of the visible tokens, exactly: x in place of draws.
+
+    By default in the order `default_order`, one token a step. The network is the one that samples: on a GPU in
+    bfloat16, with CUDA graphs. Beliefs are not shaped: temperature 1, the whole vocabulary, no repetition penalty.
+    """
+    if not method.any_order:
+        own = "has an exact likelihood of its own; use auto" if method.exact else "has none; use nelbo"
+        raise UserError(
+            f"estimator order needs beliefs in masked tokens, and {method.config.method} {own}", "estimator"
+        )
+    name = name or default_order(method)
+    if SAMPLERS[name].anchored and not method.anchored:
+        raise UserError(
+            f"order {name} needs an anchor network, and {method.config.method} has none; use certainty", "order"
+        )
+    scorer, frozen, anchor_every = cast(MaskedDiffusion, method), FrozenCopy(), method.config.sampling.anchor_every
+
+    def measure(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
+        length = x.shape[1]
+        sampling = Sampling(name, min(steps or length, length), anchor_every=anchor_every)
+        return scorer.order_nats(frozen.get(network), x, pad, sampling, given)
+
+    return measure
+
+
+def default_order(method: Method) -> str:
+    """The model's own sampler if its order has a likelihood, else left-to-right."""
+    sampler = method.config.sampling.sampler
+    return sampler if sampler in ORDERS else "left-to-right"
+
+
 def default_estimator(method: Method) -> str:
     """any-order where it is valid, else nelbo: the lowest variance for the same expectation.
 
@@ -136,5 +171,13 @@ ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {
     "left-to-right": left_to_right,
     "causal": causal,
     "chained": chained,
+    "order": order,
 }
 """By name; `settings.ESTIMATOR_LINES` says what each is."""
+
+
+def estimator_of(method: Method, settings: PerplexitySettings) -> Estimator:
+    """The estimator that settings name. Methods with an exact likelihood have no other, and refuse an order."""
+    if settings.estimator == "order":
+        return order(method, settings.order, settings.order_steps)
+    return method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)

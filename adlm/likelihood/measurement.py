@@ -25,7 +25,7 @@ from adlm import distributed
 from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, reporting_os_errors
-from adlm.likelihood.estimators import ESTIMATORS, default_estimator
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator, estimator_of
 from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU, PerplexitySettings
 from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of, perplexity_of
 from adlm.likelihood.text_sets import rows_of_texts
@@ -94,7 +94,7 @@ def measure_nats(
 
     `report_progress(done, total)` is called during the measurement, in tokens of the rows.
     """
-    estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
+    estimator = estimator_of(method, settings)
     replicates, device = settings.replicates(method), next(network.parameters()).device
     chosen = chosen_rows(rows, settings.max_tokens)
     repeats = _repeats(settings, method, rows, chosen)

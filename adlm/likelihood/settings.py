@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adlm.errors import UserError
+from adlm.registry import ORDERS, SAMPLERS
 from adlm.request import Request, option
 
 if TYPE_CHECKING:
@@ -17,16 +18,18 @@ ESTIMATOR_LINES = {
     "left-to-right": "block-causal: exact, of sampling each block from left to right",
     "causal": "block-causal: exact, of the causal model that the sampler speculative draws from",
     "chained": "block-causal: exact, of drawing each block in one call by the chain",
+    "order": "exact, of revealing tokens in the order of a sampler (--order); adlm and mdlm",
     "published": "the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low",
 }
 """What `auto` and each of ESTIMATORS (estimators.py) is."""
-EXACT = ("left-to-right", "causal", "chained")
+EXACT = ("left-to-right", "causal", "chained", "order")
 """The estimators that are likelihoods, computed without random numbers."""
 ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
 """The corpora of the paper's zero-shot table."""
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
 """Tokens per batch of a measurement by default."""
 MAX_REPLICATES = 100_000
+MAX_STEPS = 1_000_000
 MEASURING = "options for measuring a model"
 
 
@@ -54,6 +57,19 @@ class PerplexitySettings(Request):
     max_tokens: int | None = option(
         "measure about N tokens, spread evenly over each text", None, group=MEASURING, minimum=1
     )
+    order: str | None = option(
+        f"estimator order: the sampler whose order it is, one of {', '.join(ORDERS)}\n"
+        "(default: the model's own sampler if it is one of them, else left-to-right)",
+        None,
+        group=MEASURING,
+    )
+    order_steps: int | None = option(
+        "estimator order: steps in which a row, or a text block, is revealed (default: one token a step)",
+        None,
+        group=MEASURING,
+        minimum=1,
+        maximum=MAX_STEPS,
+    )
     repeats: int | None = None
     """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
 
@@ -62,6 +78,22 @@ class PerplexitySettings(Request):
         if self.repeats is not None and not 1 <= self.repeats <= MAX_REPLICATES:
             bound = "at least 1" if self.repeats < 1 else f"at most {MAX_REPLICATES:,}"
             raise UserError(f"repeats {self.repeats} must be {bound}")
+        if self.order is not None and self.order not in ORDERS:
+            if self.order in SAMPLERS:
+                raise UserError(
+                    f"order {self.order} has no exact likelihood: what it reveals first does not depend on the visible "
+                    f"tokens alone; use {', '.join(ORDERS)}",
+                    "order",
+                )
+            from adlm.config.options import unknown_choice_error
+
+            raise UserError(unknown_choice_error("order", self.order, ORDERS), "order")
+        for name, value in (("order", self.order), ("order_steps", self.order_steps)):
+            if value is not None and self.estimator != "order":
+                raise UserError(
+                    f"{name} {value} is an option of estimator order, not of {self.estimator}; use estimator order",
+                    name,
+                )
 
     def estimator_of(self, method: "Method") -> str:
         """The name of the estimator used for this method."""
@@ -70,6 +102,12 @@ class PerplexitySettings(Request):
         if method.exact:
             return "exact"
         return default_estimator(method) if self.estimator == AUTO else self.estimator
+
+    def order_of(self, method: "Method") -> str | None:
+        """The order that the nats are of; None with other estimators."""
+        from adlm.likelihood.estimators import default_order
+
+        return None if self.estimator != "order" else self.order or default_order(method)
 
     def is_exact(self, method: "Method") -> bool:
         """Whether the nats are -log p itself, computed without random numbers."""

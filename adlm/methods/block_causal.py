@@ -42,7 +42,7 @@ from adlm.models.chain import chained_tokens
 from adlm.models.text_blocks import BlockCut, TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import OpenBlock, WriteText, sample_blocks, sample_long, sampler_of
 
@@ -322,9 +322,11 @@ class BlockCausal(MaskedDiffusion):
     ) -> Iterator[Frame]:
         """The frames of a canvas that is a prompt and then masks in every row."""
         if sampling.sampler == "speculative":
-            yield from generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
-            return
-        run, bounds = self.sampling_run(network, canvas, sampling, rng, pad), self._cut(canvas).bounds
+            return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
+        return self.run_sampler(network, self.sampling_run(network, canvas, sampling, rng, pad), ending)
+
+    def run_sampler(self, network: Any, run: SamplingRun, ending: Ending | None = None) -> Iterator[Frame]:
+        canvas, sampling, bounds = run.canvas, run.sampling, self._cut(run.canvas).bounds
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if sampling.anchor_every > 1:
             open_block = lambda ids, start, pad: stale_denoiser(network, self.mask_id, sampling.anchor_every)  # noqa: E731

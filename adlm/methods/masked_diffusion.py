@@ -7,7 +7,7 @@ Shapes: B sequences, L tokens, N positions, V symbols. `pad` is True at padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ from adlm.methods.method import Loss
 from adlm.models.heads import Scored
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, Row, SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import check_stride, sampler_of, steps_of
 
@@ -249,6 +249,25 @@ class MaskedDiffusion:
         z, t = mask_counted(x, _maskable(x, pad, given), draw_times(len(x), rng), self.mask_id, rng)
         return NoisedBatch(z, t, given=given)
 
+    # An exact likelihood
+
+    @torch.no_grad()
+    def order_nats(
+        self, network: Any, x: Tensor, pad: Tensor | None, sampling: Sampling, given: Tensor | None = None
+    ) -> Tensor:
+        """(B, L), -log p(x) of an ordered sampler, exactly: it runs with the tokens of x in place of drawn ones.
+
+        The order is a function of the visible tokens, so x is revealed in one way. Its probability is the product of
+        the beliefs in its tokens, in float64; those of one step are drawn independently.
+        """
+        canvas = x.masked_fill(self.predicted(x, pad, given), self.mask_id)
+        if pad is not None:
+            canvas = canvas.masked_fill(pad, vocabulary_of(self.config).padding_id)
+        text = KnownText(x, torch.zeros(x.shape, dtype=torch.float64, device=x.device))
+        run = self.sampling_run(network, canvas, sampling, RowRng(0, range(len(x))), pad)
+        last_frame(self.run_sampler(network, replace(run, text=text)))
+        return text.nats
+
     # Beliefs and sampling
 
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -288,7 +307,11 @@ class MaskedDiffusion:
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Samples with SUBS beliefs."""
-        return sampler_of(sampling).sample(self.sampling_run(network, canvas, sampling, rng, pad))
+        return self.run_sampler(network, self.sampling_run(network, canvas, sampling, rng, pad))
+
+    def run_sampler(self, network: Any, run: SamplingRun) -> Iterator[Frame]:
+        """The frames of a run of this network."""
+        return sampler_of(run.sampling).sample(run)
 
     def sampling_run(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None

@@ -1,9 +1,12 @@
 """Samplers whose positions depend on beliefs: ordered decoding, and ReMDM's confidence-based remasking.
 
 Ordered decoding scores every masked position in each step and reveals those with the best scores. With exact beliefs
-and one token a step, an order that depends only on visible tokens (left-to-right, margin, entropy, anchor-first)
-samples the exact distribution. An order that depends on the token just drawn (confidence, threshold) does not, however
-many steps it takes: it favours likely texts.
+and one token a step, an order that depends only on visible tokens (left-to-right, certainty, margin, entropy,
+anchor-first) samples the exact distribution. An order that depends on the token just drawn (confidence, threshold) does
+not, however many steps it takes: it favours likely texts.
+
+An order that depends only on visible tokens can reveal a text in one way. So the probability of a text is known
+exactly, for any beliefs and any number of steps: with `SamplingRun.text` the sampler reveals it and records its nats.
 
 Shapes: B sequences, L tokens, N masked positions, V symbols. Positions are flat: row * L + position.
 """
@@ -24,6 +27,11 @@ _CHUNK = 512  # positions per head call: with GPT-2's vocabulary their beliefs a
 def confidence(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
     """The belief in the drawn token, as in LLaDA."""
     return log_beliefs.gather(-1, tokens[:, None])[:, 0].exp()
+
+
+def certainty(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
+    """The belief in the likeliest token, whichever was drawn."""
+    return log_beliefs.max(dim=-1).values.exp()
 
 
 def margin(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
@@ -76,7 +84,8 @@ def sample_ordered(
 
     The score is `by_beliefs` or `by_position`; ties go to the leftmost position. A row's masks are spread evenly over
     the steps, one a step if there are fewer masks than steps; with `threshold`, every position is revealed whose score
-    reaches `sampling.threshold`, and at least one.
+    reaches `sampling.threshold`, and at least one. A score by position needs no token, so tokens are then drawn only
+    where they are revealed. With `run.text`, its tokens take the place of drawn ones.
     """
     mask_id, sampling = run.mask_id, run.sampling
     frame = first_frame(run.canvas, mask_id)
@@ -88,10 +97,11 @@ def sample_ordered(
         if not masked.any():
             break
         positions = masked.flatten().nonzero()[:, 0]
-        output = run.denoiser(frame.ids, None, run.pad)
-        drawn, score = _draw_and_score(run, output, frame.ids, positions, run.rng.at_tokens(masked), by_beliefs)
+        output, uniforms = run.denoiser(frame.ids, None, run.pad), run.rng.at_tokens(masked)
         if by_position is not None:
             score = by_position(output, frame.ids, positions, run.pad)
+        else:
+            drawn, score = _draw_and_score(run, output, frame.ids, positions, uniforms, by_beliefs)
         scores = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
         scores.view(-1)[positions] = (score.double() / SCORE_RESOLUTION).round() * SCORE_RESOLUTION
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
@@ -100,6 +110,10 @@ def sample_ordered(
         else:
             num_revealed = num_masks * (step + 1) // num_steps.clamp(min=1)  # in all, after this step
             chosen = masked & (rank < (num_revealed - (num_masks - masked.sum(dim=1)))[:, None])
+        if by_position is not None:
+            is_chosen = chosen.view(-1)[positions]
+            positions, uniforms = positions[is_chosen], uniforms[is_chosen]
+            drawn, _ = _draw_and_score(run, output, frame.ids, positions, uniforms, None)
         frame = _reveal(frame, chosen, positions, drawn, mask_id, num_masks)
         yield frame
 
@@ -112,11 +126,14 @@ def _draw_and_score(
     uniforms: Tensor,
     score: BeliefScore | None,
 ) -> tuple[DrawnTokens, Tensor]:
-    """A token for every masked position and its score (N,), in chunks: beliefs for all N would not fit in memory."""
+    """A token for every position (N,) and its score (N,), in chunks: beliefs for all N would not fit in memory."""
     tokens, chances, scores = [], [], []
     for chunk, chunk_uniforms in zip(torch.split(positions, _CHUNK), torch.split(uniforms, _CHUNK), strict=True):
         log_beliefs = output.log_beliefs(chunk)
-        drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, run.sampling, run.pad)
+        if run.text is None:
+            drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, run.sampling, run.pad)
+        else:
+            drawn = run.text.reveal(log_beliefs, z, chunk)
         tokens.append(drawn.tokens)
         chances.append(drawn.chance)
         scores.append(drawn.chance if score is None else score(log_beliefs, drawn.tokens))

@@ -14,6 +14,7 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import DrawnTokens
 from adlm.sampling.steps import Steps
 
 NOT_FINITE = "the model's beliefs are not finite: its weights are damaged or its precision is too low"
@@ -126,6 +127,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class KnownText:
+    """A text whose tokens a sampler reveals in place of drawn ones, and its nats: teacher forcing."""
+
+    ids: Tensor
+    """(B, L)"""
+    nats: Tensor
+    """(B, L), -log belief in each token in the step that revealed it, in double precision; `reveal` writes them."""
+
+    def reveal(self, log_beliefs: Tensor, z: Tensor, positions: Tensor) -> DrawnTokens:
+        """The tokens at masked positions (N,) of z, which is the whole text or begins it, with beliefs (N, V).
+
+        An ordered sampler asks for tokens that it does not reveal yet. It asks again in a later step, which overwrites
+        their nats, until the step that reveals them.
+        """
+        row, place = torch.div(positions, z.shape[1], rounding_mode="floor"), positions % z.shape[1]
+        tokens = self.ids[row, place]
+        log_p = log_beliefs.gather(-1, tokens[:, None])[:, 0].double()
+        self.nats[row, place] = -log_p
+        return DrawnTokens(tokens, log_p.exp().float())
+
+
+@dataclass(frozen=True)
 class SamplingRun:
     """The input of a sampler: a canvas, the network that fills it in, and how."""
 
@@ -140,3 +163,5 @@ class SamplingRun:
     """(B, L), True after the end of shorter rows."""
     row: Row | None = None
     """What the model reads at once; needed for canvases longer than that."""
+    text: KnownText | None = None
+    """A text to reveal and to score, for the samplers ORDERS of the registry; None samples one."""

@@ -21,6 +21,7 @@ from adlm.errors import UserError
 from adlm.registry import SAMPLERS
 from adlm.sampling.adaptive import (
     anchor_first,
+    certainty,
     confidence,
     entropy,
     leftmost,
@@ -275,6 +276,7 @@ ANALYTIC = Sampler(sample_analytic, remasks=False)
 SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True, remasks=False)
 LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost), remasks=False)
 CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence), remasks=False)
+CERTAINTY = Sampler(partial(sample_ordered, by_beliefs=certainty), remasks=False)
 MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False)
 ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False)
 THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False)

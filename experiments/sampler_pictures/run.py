@@ -21,7 +21,7 @@ TOKENS, STEPS = 48, 96
 SAMPLERS = (
     *("ancestral", "remdm-cap", "remdm-rescale", "remdm-loop", "remdm-conf"),
     *("forward-backward", "dfm", "analytic", "semi-autoregressive", "left-to-right"),
-    *("margin", "entropy", "anchor-first", "confidence", "threshold"),
+    *("certainty", "margin", "entropy", "anchor-first", "confidence", "threshold"),
 )
 KEPT, TAKEN_BACK = "#3b6fd4", "#d6498a"
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     lm = adlm.load()
-    figure, axes = pyplot.subplots(3, 5, figsize=(12, 6.4))
+    figure, axes = pyplot.subplots(4, 4, figsize=(12, 8.4))
     for axis, name in zip(axes.flat, SAMPLERS, strict=True):
         draw(axis, name, spans(lm.watch(f"[MASK*{TOKENS}]", sampler=name, steps=STEPS, seed=0)))
     axes[-1, 0].set(xlabel="time, from t = 1 to 0", ylabel="position")

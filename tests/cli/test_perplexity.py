@@ -177,6 +177,20 @@ def test_settings_are_printed_below_the_table_once_per_group_of_results(world, t
     ]
 
 
+def test_the_likelihood_of_an_order_is_exact_and_names_it(world, capsys):
+    words = [str(world / "adlm"), "--data", str(world / "prepared"), "--estimator", "order"]
+    [figure] = results(capsys, *words, "--order", "anchor-first", "--order-steps", 4)["figures"]
+    assert (figure["estimator"], figure["order"], figure["order_steps"]) == ("order", "anchor-first", 4)
+    assert (figure["exact"], figure["monte_carlo_stderr"], figure["samples"]) == (True, 0, 1)
+    python = load(world / "adlm").perplexity(SPEECHES, estimator="order", order="anchor-first", order_steps=4)
+    assert python.nats == pytest.approx(figure["nats"], rel=1e-6)
+    assert python.stderr == 0
+    [seven] = results(capsys, *words, "--order", "anchor-first", "--order-steps", 4, "--batch", 7)["figures"]
+    assert seven["nats"] == pytest.approx(figure["nats"], rel=1e-6)
+    assert main(["perplexity", *words]) == 0
+    assert "exact, order left-to-right, one token a step; rows of 16" in " ".join(capsys.readouterr().out.split())
+
+
 def test_results_are_written_and_no_other_file_is_left(world, tmp_path, capsys):
     out = tmp_path / "figures.json"
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared"), "--out", str(out)]) == 0
@@ -340,6 +354,9 @@ def test_zero_shot_lm1b_is_packed_and_lm1b_alone_is_padded_by_sentence(world, tm
             ["{adlm}", "--data", "{prepared}", "--estimator", "any-order"],
             "needs a schedule from all visible to all masked",
         ),
+        (["{adlm}", "--data", "{prepared}", "--estimator", "order", "--order", "confidence"], "no exact likelihood"),
+        (["{adlm}", "--data", "{prepared}", "--order", "entropy"], "is an option of estimator order, not of auto"),
+        (["{adlm}", "--data", "{prepared}", "--estimator", "order", "--order-steps", "0"], "must be at least 1"),
         (["{adlm}", "--data", "{prepared}", "--tokenizer", "text8"], "has 28 symbols and"),
         (["{none}", "--data", "{prepared}"], "has no tokenizer, so it cannot read text; give --tokenizer"),
         (["nowhere", "--data", "{prepared}"], "nowhere is neither a model folder nor a .ckpt file"),

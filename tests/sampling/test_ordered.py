@@ -1,4 +1,4 @@
-"""Ordered decoding, by enumeration of all draws, against each order written out by hand."""
+"""Ordered decoding, by enumeration of all draws, against each order written out by hand and its exact likelihood."""
 
 import itertools
 
@@ -8,8 +8,9 @@ from worlds import FixedRng, Table, World, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.adaptive import anchor_first, confidence, entropy, margin
-from adlm.sampling.frame import SamplingRun
+from adlm.registry import ORDERS
+from adlm.sampling.adaptive import anchor_first, certainty, confidence, entropy, margin
+from adlm.sampling.frame import KnownText, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
 
@@ -20,6 +21,8 @@ def score_of(sampler, belief, word, position):
     """The score of one position, given its beliefs and the word drawn there."""
     if sampler in ("confidence", "threshold"):
         return float(belief[word])
+    if sampler == "certainty":
+        return float(belief.max())
     if sampler == "margin":
         return float((belief[0] - belief[1]).abs())
     if sampler == "entropy":
@@ -60,26 +63,48 @@ def distribution(world, beliefs, sampler, num, threshold):
     return torch.tensor(list(texts.values()), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("sampler", ["confidence", "margin", "entropy", "threshold", "left-to-right"])
+@pytest.mark.parametrize("sampler", ["confidence", "certainty", "margin", "entropy", "threshold", "left-to-right"])
 @pytest.mark.parametrize("num", [2, 5])
 def test_final_texts_have_the_distribution_of_the_order(sampler, num):
     world = World.random(words=2, length=3)
     beliefs = quarters(world, seed=4)
+    ours = over_all_draws(Table(world, beliefs), world, sampler, num, torch.full((3,), world.mask_id))
+    assert (ours - distribution(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
+
+
+def over_all_draws(table, world, sampler, num, canvas):
+    """The distribution of final texts (8,), by the sampler itself, of a canvas (3,) and beliefs of quarters."""
     sampling = Sampling(sampler, steps=num, threshold=0.7)
     tokens = [list(uniforms) for uniforms in itertools.product(UNIFORMS, repeat=6)]  # at most 3 + 2 + 1 draws
-    canvas = torch.full((len(tokens), 3), world.mask_id)
-    steps = steps_of(LogLinear(), sampling)
-    rng = FixedRng([[]] * len(tokens), tokens)
-    *_, last = sampler_of(sampling).sample(
-        SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, rng)
-    )
-    ours = torch.bincount((last.ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / len(tokens)
-    assert (ours - distribution(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
+    steps, rng = steps_of(LogLinear(), sampling), FixedRng([[]] * len(tokens), tokens)
+    run = SamplingRun(table, canvas.repeat(len(tokens), 1), world.mask_id, steps, sampling, rng)
+    *_, last = sampler_of(sampling).sample(run)
+    return torch.bincount((last.ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / len(tokens)
+
+
+@pytest.mark.parametrize("given", [{}, {1: 0}, {2: 1}])
+@pytest.mark.parametrize("num", [1, 2, 3])
+@pytest.mark.parametrize("sampler", ORDERS)
+def test_a_known_text_has_the_probability_that_the_sampler_draws_it_with(sampler, num, given):
+    world, sampling = World.random(words=2, length=3), Sampling(sampler, steps=num)
+    table, steps = Table(world, quarters(world, seed=4), quarters(world, seed=5)), steps_of(LogLinear(), sampling)
+    canvas = torch.full((3,), world.mask_id)
+    canvas[list(given)] = torch.tensor(list(given.values()), dtype=torch.int64)
+    fits = ((world.texts == canvas) | (canvas == world.mask_id)).all(dim=1)
+    text = KnownText(world.texts[fits], torch.zeros(int(fits.sum()), 3, dtype=torch.float64))
+    rows = canvas.repeat(len(text.ids), 1)
+    run = SamplingRun(table, rows, world.mask_id, steps, sampling, RowRng(0, range(len(rows))), text=text)
+    *_, last = sampler_of(sampling).sample(run)
+    assert torch.equal(last.ids, text.ids)
+    probabilities = torch.zeros(8, dtype=torch.float64)
+    probabilities[fits] = (-text.nats.sum(dim=1)).exp()
+    assert (probabilities - over_all_draws(table, world, sampler, num, canvas)).abs().max() < 1e-12
 
 
 def test_the_scores_match_their_definitions():
     log_beliefs = real([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0]]).log()
     assert torch.allclose(confidence(log_beliefs, torch.tensor([1, 0, 0])), real([0.3, 0.4, 1.0]))
+    assert torch.allclose(certainty(log_beliefs, torch.tensor([1, 1, 1])), real([0.5, 0.4, 1.0]))
     assert torch.allclose(margin(log_beliefs, torch.zeros(3)), real([0.2, 0.0, 1.0]))
     assert torch.allclose(entropy(log_beliefs, torch.zeros(3))[2], real(0.0))
     assert entropy(log_beliefs, torch.zeros(3))[0] > entropy(log_beliefs, torch.zeros(3))[1]
@@ -141,7 +166,7 @@ def test_padding_does_not_change_the_anchor_first_scores():
     assert torch.equal(anchor_first(Anchors(beliefs), z, positions, pad), alone)
 
 
-@pytest.mark.parametrize("sampler", ["margin", "entropy", "left-to-right"])
+@pytest.mark.parametrize("sampler", ["certainty", "margin", "entropy", "left-to-right"])
 def test_an_order_independent_of_the_drawn_token_samples_the_language_at_one_token_a_step(sampler):
     world = World.random(words=2, length=3)
     exact = world.exact_beliefs()
