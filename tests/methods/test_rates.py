@@ -99,7 +99,8 @@ def test_the_bound_is_a_bound_on_the_likelihood_of_the_sampler(method, rule):
     nats = torch.stack([exact_nats(method, network, x) for x in TEXTS])
     torch.testing.assert_close((-nats).exp().sum(), torch.ones((), dtype=torch.float64), atol=1e-12, rtol=0)
     gaps = torch.stack([exact_bound(method, network, x) for x in TEXTS]) - nats
-    assert gaps.min() > 0 and gaps.max() < 10
+    assert gaps.min() > 0
+    assert gaps.max() < 10
 
 
 def test_the_bound_is_tight_if_the_order_says_nothing():
@@ -137,7 +138,9 @@ def test_equal_rates_have_the_loss_of_masked_diffusion(name):
     theirs = plain.loss_at(plain_network, x, NoisedBatch(z, t))
     torch.testing.assert_close(ours.nats, theirs.nats, atol=1e-12, rtol=0)
     torch.testing.assert_close(ours.total, theirs.total, atol=1e-12, rtol=0)
-    assert exact_bound(method, network, x[0]) == pytest.approx(random_order_bound(plain, plain_network, x[0]), abs=1e-12)
+    assert exact_bound(method, network, x[0]) == pytest.approx(
+        random_order_bound(plain, plain_network, x[0]), abs=1e-12
+    )
 
 
 @torch.no_grad()
@@ -203,7 +206,8 @@ def test_masks_are_those_left_by_an_order_drawn_by_rates():
     x, text = torch.zeros(num, 4, dtype=torch.int64), torch.tensor([True, True, True, False]).expand(num, 4)
     share = torch.full((num,), 2 / 3, dtype=torch.float64)
     z, t = mask_counted(x, text, share, MASK, batch_rng(), log_rates.expand(num, 4))
-    assert (z[:, 3] == 0).all() and torch.allclose(t, share)
+    assert (z[:, 3] == 0).all()
+    assert torch.allclose(t, share)
     seen = (z[:, :3] != MASK).double().mean(dim=0)  # one token is revealed
     torch.testing.assert_close(seen, log_rates[:3].double().softmax(dim=0), atol=0.01, rtol=0)
     z, _ = mask_counted(x, text, share / 2, MASK, batch_rng(), log_rates.expand(num, 4))
@@ -272,7 +276,7 @@ def test_a_random_order_keeps_its_own_bound():
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"time": Time()}, "rates.rule text reveals one token after the other, .* use time.masks=counted"),
         ({"method": "ar", "time": Time()}, "rates.rule text is for adlm and mdlm on whole rows, not for ar"),
@@ -286,7 +290,7 @@ def test_models_that_cannot_have_rates_are_refused(change, message):
 
 def test_blocks_have_no_rates_and_the_sampler_needs_them():
     config = tiny()
-    with pytest.raises(UserError, match="on whole rows, not for model.block_length 3"):
+    with pytest.raises(UserError, match=r"on whole rows, not for model\.block_length 3"):
         method_of(replace(config, model=replace(config.model, block_length=3)))
     plain = method_of(replace(config, rates=Rates()))
     with pytest.raises(UserError, match="sampler rates needs a model that predicts rates"):

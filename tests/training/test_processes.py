@@ -18,6 +18,8 @@ EXACT = (
 )
 SEDD = ("method=sedd", "train.steps=4", *NEEDS["sedd"])
 D3PM = ("method=d3pm", "train.steps=4", *NEEDS["d3pm"])
+RATES = ("time.masks=counted", "rates.rule=text", "train.steps=4")
+ANCHORS = ("time.masks=counted", "rates.rule=anchors", "anchor.rule=rare", "train.steps=4")
 UNIGRAMS = ("train.unigram_start=true", "model.start=neighbours", "train.steps=4")
 
 # On two processes: the options, and the single-process run that the result must equal.
@@ -27,6 +29,8 @@ CASES = {
     "float32": (("train.shard=2", "train.precision=float32"), "single in float32"),
     "sedd": (("train.shard=2", *SEDD), "single with sedd"),
     "d3pm": (("train.shard=2", *D3PM), "single with d3pm"),
+    "rates": (("train.shard=2", *RATES), "single with rates"),
+    "anchors": (("train.micro_batch=2", *ANCHORS), "single with anchors"),
     "unigrams": (("train.micro_batch=2", *UNIGRAMS), "single from unigrams"),
     "two then one": (("train.shard=2", "train.steps=10"), "single"),
     "one then two": (("train.shard=2",), "single"),
@@ -35,6 +39,8 @@ REFERENCES = {
     "single": (),
     "single in float32": ("train.precision=float32",),
     "single with sedd": SEDD,
+    "single with rates": RATES,
+    "single with anchors": ANCHORS,
     "single from unigrams": UNIGRAMS,
     "single with d3pm": D3PM,
 }
