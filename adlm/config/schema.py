@@ -231,6 +231,8 @@ class Rates:
     """Rates of tokens in training: by position, of anchors, learnt for each id, or learnt by a network that reads x."""
     strength: Annotated[float, Gt(0)] = 4.0
     """position: the first token's rate over that of the last; anchors: rate of anchors (anchor.rule) over others'."""
+    gradient: Literal["whole", "next"] = "whole"
+    """tokens and text: the whole gradient of the bound, or only that of the next step: less noise, a bad order."""
     blocks: Depth = 1
     """text: blocks of the network that reads the clean text; training and the bound need it, sampling does not."""
 

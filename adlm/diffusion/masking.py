@@ -16,21 +16,30 @@ def mask_tokens(x: Tensor, mask_chance: Tensor, mask_id: int, rng: BatchRng) -> 
     return torch.where(rng.uniform(tuple(x.shape), x.device) < mask_chance, mask_id, x)
 
 
-def mask_counted(
-    x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: BatchRng, log_rates: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def mask_counted(x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: BatchRng) -> tuple[Tensor, Tensor]:
     """ids with exactly ceil(share n) of the n tokens where `text` (B, L) is True masked, and that number over n (B,).
 
     For a share (B,) uniform in (0, 1] the number is uniform in 1, ..., n and all sets of that size are equally likely,
-    as under `mask_tokens` given the number of masks. With `log_rates` (B, L) the sets are those that are left when
-    tokens are revealed one after the other, each time one of the masked ones with a probability in proportion to its
-    rate: the last ones by clocks that ring after a time of exponential distribution with that rate.
+    as under `mask_tokens` given the number of masks.
     """
+    order = rng.uniform(tuple(x.shape), x.device)
+    return mask_first(x, text, share, order, mask_id)
+
+
+def draw_order(log_rates: Tensor, rng: BatchRng) -> Tensor:
+    """(B, L): tokens are revealed in order of falling numbers.
+
+    Each time one of those left is revealed, with a probability in proportion to its rate: the one whose clock rings
+    first, after a time of exponential distribution with that rate. The numbers are minus the logarithms of the times.
+    """
+    uniforms = rng.uniform(tuple(log_rates.shape), log_rates.device).double().clamp(min=2.0**-26)
+    return log_rates.double() - torch.log(-torch.log1p(-uniforms))
+
+
+def mask_first(x: Tensor, text: Tensor, share: Tensor, order: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """`mask_counted` of those tokens where the numbers `order` (B, L) are lowest."""
     length = text.sum(dim=1)
     num_masks = torch.ceil(share.to(x.device) * length).long().clamp(min=1)
-    order = rng.uniform(tuple(x.shape), x.device)
-    if log_rates is not None:  # minus the logarithm of the time at which a clock rings
-        order = log_rates.double() - torch.log(-torch.log1p(-order.double().clamp(min=2.0**-26)))
     order = order.masked_fill(~text, torch.inf)
     masked = text & (order.argsort(dim=1).argsort(dim=1) < num_masks[:, None])  # rows without text have no masks
     return x.masked_fill(masked, mask_id), num_masks / length.double()

@@ -54,6 +54,17 @@ def log_reveal_chances(log_rates: Tensor, masked: Tensor) -> Tensor:
     return torch.where(masked, log_chances, 0.0)
 
 
+def log_order_chance(log_rates: Tensor, order: Tensor, text: Tensor, masked: Tensor) -> Tensor:
+    """(B,), log P(the tokens of a text that are not masked were revealed one after the other as they were).
+
+    `order` (B, L) is that of `draw_order`. Of each step, it is the share of a rate in those of the tokens left.
+    """
+    by_order = order.masked_fill(~text, -torch.inf).argsort(dim=1)
+    rates, counts = (each.gather(1, by_order) for each in (log_rates.masked_fill(~text, -torch.inf), text & ~masked))
+    log_left = torch.logcumsumexp(torch.where(rates == -torch.inf, -1e30, rates), dim=1)
+    return torch.where(counts, rates - log_left, 0.0).sum(dim=1)
+
+
 def anchor_gamma(gamma: float, progress: float, warm_up: bool = True, until: float = 1.0) -> float | None:
     """The weight of the anchor term after a fraction `progress` of training; None where the loss has no such term."""
     if gamma == 0 or progress > until:

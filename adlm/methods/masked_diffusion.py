@@ -51,8 +51,20 @@ class NoisedBatch:
     """(B, L), True at tokens that are given, such as prompts: never masked; None is nowhere."""
     stale: Tensor | None = None
     """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
-    log_rates: Tensor | None = None
-    """(B, L), log rates of the tokens, by which the masks were drawn (`methods/rates.py`); None if they are equal."""
+    order: "DrawnOrder | None" = None
+    """How the masks were drawn, if not by chance (`methods/rates.py`)."""
+
+
+@dataclass(frozen=True)
+class DrawnOrder:
+    """An order in which tokens were revealed."""
+
+    log_rates: Tensor
+    """(B, L), log rates of the tokens, by which it was drawn; with a gradient if they are learnt."""
+    log_chance: Tensor | None
+    """(B,), its log probability, for learnt rates."""
+    expected: Tensor | None
+    """(B,), for learnt rates, what the text costs, predicted without knowing the order; in nats per token."""
 
 
 @dataclass(frozen=True)

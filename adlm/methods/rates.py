@@ -18,18 +18,18 @@ from torch import Tensor
 
 from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import GetStatistics, anchor_rule
-from adlm.diffusion.masking import mask_counted
-from adlm.diffusion.objectives import log_reveal_chances
+from adlm.diffusion.masking import draw_order, mask_first
+from adlm.diffusion.objectives import log_order_chance, log_reveal_chances
 from adlm.diffusion.times import BatchRng, draw_times, importance_weight
 from adlm.errors import UserError
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import attention_pad, eval_mode, vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import DrawnOrder, MaskedDiffusion, NoisedBatch, per_token
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
-from adlm.models.rates import RevealRates
+from adlm.models.rates import RevealRates, TextRates
 from adlm.models.transformer import Transformer
 
 RULES_OF_SYMBOLS = ("rare", "frequent", "pattern", "content")
@@ -88,34 +88,49 @@ class Rated(MaskedDiffusion):
         self, network: Any, x: Tensor, pad: Tensor | None, share: Tensor, rng: BatchRng, given: Tensor | None
     ) -> NoisedBatch:
         """The texts after all but a share (B,) of their tokens are revealed, in an order drawn by their rates."""
-        log_rates = network.text_log_rates(x, pad)
-        maskable = self.predicted(x, pad, given)
-        z, t = mask_counted(x, maskable, share, self.mask_id, rng, log_rates.detach())
-        return NoisedBatch(z, t, given=given, log_rates=log_rates)
+        rates: TextRates = network.text_rates(x, pad)
+        maskable, order = self.predicted(x, pad, given), draw_order(rates.log_rates.detach(), rng)
+        z, t = mask_first(x, maskable, share, order, self.mask_id)
+        drawn = DrawnOrder(rates.log_rates, None, None)
+        is_whole = self.config.rates.gradient == "whole" and torch.is_grad_enabled()
+        if rates.level is not None and rates.slope is not None and is_whole:
+            log_chance = log_order_chance(rates.log_rates, order, maskable, z == self.mask_id)
+            costs = (rates.level + rates.slope * per_token(t.to(rates.slope))) * maskable
+            drawn = DrawnOrder(rates.log_rates, log_chance, costs.sum(dim=1) / maskable.sum(dim=1).clamp(min=1))
+        return NoisedBatch(z, t, given=given, order=drawn)
 
     def weight(self, noised: NoisedBatch) -> Tensor:
         """(B, L): of a masked token, the number of tokens times the probability that it is revealed next."""
         weight = super().weight(noised)
-        if noised.log_rates is None:
+        if noised.order is None:
             return weight
         masked = noised.z == self.mask_id
-        chances = log_reveal_chances(noised.log_rates.detach(), masked).exp()
+        chances = log_reveal_chances(noised.order.log_rates.detach(), masked).exp()
         return weight * torch.where(masked, chances * masked.sum(dim=1, keepdim=True), 1.0)
 
     def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
-        """The bound, with the gradient at the masks that were drawn: learnt rates of the text get none through them."""
-        loss = super().loss_of(scored, weight, x, noised, pad)
-        if noised.log_rates is None or scored.log_rates is None:
+        """The bound. The gradient of learnt rates has two parts: that of the next step, and that of the order so far.
+
+        The latter is the gradient of the order's log probability times what the text costs [REINFORCE]. Less noise, and
+        no bias either, has what it costs minus `expected`, which is trained to predict that.
+        """
+        loss, order_drawn = super().loss_of(scored, weight, x, noised, pad), noised.order
+        if order_drawn is None or scored.log_rates is None:
             return loss
         masked = noised.z == self.mask_id
-        drawn = log_reveal_chances(noised.log_rates, masked)
+        drawn = log_reveal_chances(order_drawn.log_rates, masked)
         order = drawn - log_reveal_chances(scored.log_rates, masked)
         # weight is a constant: the ratio is 1, and its gradient is that of the probability with which x was masked
         ratio = (drawn - drawn.detach()).exp()
         total = (weight * ratio * (scored.nats + order)).sum() - (weight * scored.nats).sum()
         nats = (weight * order).detach()
-        parts = loss.parts | {"order": nats.sum()}
-        return Loss(loss.total + total, loss.nats + nats, loss.num_tokens, parts)
+        loss = Loss(loss.total + total, loss.nats + nats, loss.num_tokens, loss.parts | {"order": nats.sum()})
+        if order_drawn.log_chance is None or order_drawn.expected is None:
+            return loss
+        num_tokens = self.predicted(x, pad, noised.given).sum(dim=1).clamp(min=1)
+        surprise = loss.nats.sum(dim=1) / num_tokens - order_drawn.expected
+        more = num_tokens * (surprise.detach() * order_drawn.log_chance + surprise**2)
+        return replace(loss, total=loss.total + (more - more.detach()).sum())  # the loss stays the bound
 
     @torch.no_grad()
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:

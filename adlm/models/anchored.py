@@ -23,7 +23,7 @@ from adlm.models.heads import (
     plain_linear_cross_entropy,
     score_positions,
 )
-from adlm.models.rates import RevealRates
+from adlm.models.rates import RevealRates, TextRates
 from adlm.models.text_blocks import Layout, Places, TextBlocks
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
@@ -233,8 +233,8 @@ class AnchoredTransformer(nn.Module):
         assert self.rates is not None
         return self.rates.of_masks(self.anchor.hidden(z, sigma, pad))
 
-    def text_log_rates(self, x: Tensor, pad: Tensor | None = None) -> Tensor:
-        """As `Transformer.text_log_rates`."""
+    def text_rates(self, x: Tensor, pad: Tensor | None = None) -> TextRates:
+        """As `Transformer.text_rates`."""
         assert self.rates is not None
         return self.rates.of_text(x, self.embedding(x), pad)
 

@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens, d wide, V symbols.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,20 @@ from adlm.config.schema import Model, Rates
 from adlm.models.transformer import Trunk, zero_linear
 
 MAX_LOG_RATE = 5.0
-"""Rates that a network gives to the tokens of a text are from exp(-5) to exp(5)."""
+"""Learnt rates of the tokens of a text are from exp(-5) to exp(5)."""
+TABLE_STEP = 8.0
+"""A table's entries are multiplied by it, or they would move by no more than a learning rate at every step."""
+GRADIENT = 0.01
+"""Gradients of learnt rates are multiplied by it: they are noisy, and would take up what clipping leaves to all."""
+
+
+@dataclass(frozen=True)
+class TextRates:
+    log_rates: Tensor
+    """(B, L), of the tokens of a clean text; with a gradient if they are learnt."""
+    level: Tensor | None = None
+    """(B, L), for learnt rates: what the tokens cost, predicted from the text alone, if `slope` is added at t = 1."""
+    slope: Tensor | None = None
 
 
 class RevealRates(nn.Module):
@@ -28,33 +42,40 @@ class RevealRates(nn.Module):
         self.masks = zero_linear(model.hidden, 1)
         self.table, self.reader, self.text = None, None, None
         if rates.rule in ("anchors", "tokens"):
-            self.table = nn.Parameter(torch.zeros(num_symbols))
+            self.table = nn.Parameter(torch.zeros(num_symbols, 1 if rates.rule == "anchors" else 3))
         if rates.rule == "text":
             self.reader = Trunk(model, rates.blocks, causal=False, modulated=True)
-            self.text = zero_linear(model.hidden, 1)
+            self.text = zero_linear(model.hidden, 3)
 
     @torch.no_grad()
     def set_table(self, is_anchor: Tensor) -> None:
         """Anchors (V,) have the rate `rates.strength`."""
         assert self.table is not None
-        self.table.copy_(is_anchor * math.log(self.strength))
+        self.table[:, 0] = is_anchor * math.log(self.strength)
 
     def of_masks(self, hidden: Tensor) -> Tensor:
         """log rates (...) from hidden states (..., d) of masked tokens."""
-        return _product(self.masks, hidden)
+        return _precisely(self.masks, hidden)[..., 0]
 
-    def of_text(self, x: Tensor, embedded: Tensor, pad: Tensor | None) -> Tensor:
-        """log rates (B, L) of clean ids; with a gradient for the rules that learn them."""
+    def of_text(self, x: Tensor, embedded: Tensor, pad: Tensor | None) -> TextRates:
+        """Those of clean ids x, embedded (B, L, d)."""
+        if self.rule == "position":
+            share = torch.arange(x.shape[1], device=x.device, dtype=self.masks.weight.dtype) / x.shape[1]
+            return TextRates((-math.log(self.strength) * share).expand(x.shape))
+        if self.rule == "anchors":
+            assert self.table is not None
+            return TextRates(self.table[x][..., 0].detach())
         if self.table is not None:
-            rates = self.table[x]
-            return rates if self.rule == "tokens" else rates.detach()
-        if self.reader is not None and self.text is not None:
-            raw = _product(self.text, self.reader(embedded.detach(), None, pad))
-            return MAX_LOG_RATE * torch.tanh(raw / MAX_LOG_RATE)
-        share = torch.arange(x.shape[1], device=x.device, dtype=self.masks.weight.dtype) / x.shape[1]
-        return (-math.log(self.strength) * share).expand(x.shape)  # rule position
+            learnt = TABLE_STEP * self.table[x]
+        else:
+            assert self.reader is not None
+            assert self.text is not None
+            learnt = _precisely(self.text, self.reader(embedded.detach(), None, pad))
+        rate, level, slope = (GRADIENT * learnt + (1 - GRADIENT) * learnt.detach()).unbind(dim=-1)
+        return TextRates(MAX_LOG_RATE * torch.tanh(rate / MAX_LOG_RATE), level, slope)
 
 
-def _product(layer: nn.Linear, hidden: Tensor) -> Tensor:
-    """layer(hidden)[..., 0], in full precision under autocast too: softmax over a row needs more than 8 bits."""
-    return (hidden.to(layer.weight.dtype) * layer.weight[0]).sum(dim=-1) + layer.bias[0]
+def _precisely(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """layer(hidden), in full precision under autocast too: softmax over a row needs more than 8 bits."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return layer(hidden.to(layer.weight.dtype))  # type: ignore[no-any-return]

@@ -34,7 +34,7 @@ from adlm.models.llama import LlamaBlock
 from adlm.models.text_blocks import Layout, TextBlocks
 
 if TYPE_CHECKING:
-    from adlm.models.rates import RevealRates
+    from adlm.models.rates import RevealRates, TextRates
 
 
 class TimeCondition(nn.Module):
@@ -366,8 +366,8 @@ class Transformer(nn.Module):
         assert self.rates is not None
         return self.rates.of_masks(self.hidden(z, sigma, pad))
 
-    def text_log_rates(self, x: Tensor, pad: Tensor | None = None) -> Tensor:
-        """(B, L), log rates of the tokens of clean ids, by a network that has rates."""
+    def text_rates(self, x: Tensor, pad: Tensor | None = None) -> "TextRates":
+        """Of clean ids (B, L), by a network that has rates."""
         assert self.rates is not None
         return self.rates.of_text(x, self.embedding(x), pad)
 

@@ -40,6 +40,6 @@ def test_anchors_have_their_rate_in_the_saved_model(tmp_path, prepared):
     words = ["method=mdlm", "rates.rule=anchors", "rates.strength=3", "anchor.rule=pattern", "anchor.pattern=[qk]"]
     run(prepared, tmp_path / "run", *words, *WORDS)
     lm = adlm.load(tmp_path / "run")
-    rates = lm.network.text_log_rates(torch.tensor([[*b"king queen"]])).exp()
+    rates = lm.network.text_rates(torch.tensor([[*b"king queen"]])).log_rates.exp()
     expected = torch.tensor([[3.0 if each in b"kq" else 1.0 for each in b"king queen"]])
     torch.testing.assert_close(rates, expected.to(rates))
