@@ -563,6 +563,13 @@ TABLES: dict[str, Callable[[], str]] = {
         titled("mdlm-14-muon-decay mdlm-muon-decay auxiliary-muon-decay adlm-muon-decay"),
         {"mdlm-muon-decay": "MDLM 12", "adlm-muon-decay": "ADLM"},
     ),
+    "order": lambda: compared(
+        titled(
+            "order-mdlm order-adlm order-mdlm-rare-4 order-mdlm-rare-0.25 order-mdlm-position-100 order-mdlm-text-next "
+            "order-adlm-text-next"
+        ),
+        {"order-mdlm": "MDLM", "order-adlm": "ADLM"},
+    ),
     "once": lambda: compared(
         titled("once-auxiliary once-mdlm-12 once-adlm"), {"once-mdlm-12": "MDLM 12", "once-adlm": "ADLM"}
     ),

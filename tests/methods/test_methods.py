@@ -442,7 +442,8 @@ def can(name: str, sampler: str) -> bool:
     return sampler != "anchor-first" or name == "adlm"
 
 
-SAMPLERS = [name for name in registry.SAMPLERS if not registry.SAMPLERS[name].block_causal]  # see test_block_causal.py
+OTHERS = ("speculative", "rates")  # see test_block_causal.py and test_rates.py
+SAMPLERS = [name for name in registry.SAMPLERS if name not in OTHERS]
 PAIRS = [(name, sampler) for name in METHODS for sampler in SAMPLERS]
 
 
