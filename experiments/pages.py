@@ -286,6 +286,59 @@ BLOCKS_OF_4 = ("blocks4", "blocks4-s1", "blocks4-s2")
 """The seeds of two models of experiments/adapt."""
 
 
+def quick_objective() -> str:
+    """Bounds of models of the quickstart by training weight, each minus the model of its kind with the bound's."""
+    mdlm, adlm = "quick-mdlm-bound", "quick-adlm-muon-identity"
+    of_times = ("all-times", "t-min-0.2", "power-1", "power-1.5", "power-2")
+    pairs = [("quick-mdlm-one", mdlm), *((f"quick-mdlm-muon-{each}", mdlm) for each in of_times)]
+    rows = [(mdlm, mdlm), ("quick-mdlm-unclipped", mdlm), *pairs, (adlm, adlm), ("quick-adlm-one", adlm)]
+    titles = {adlm: "adlm, weight of the bound"}
+    lines = [
+        [titles.get(row, ARENA.rows[row].title), values(row), mean(row), gap(row, to, 4, with_p=True)]
+        for row, to in rows
+    ]
+    return markdown(["", "nats per token, one value per seed", "mean", "minus the bound's weight"], lines)
+
+
+LENGTH_ROWS = {"quick-mdlm-bound": "0", "quick-mdlm-lengths-0.01": "1%", "quick-mdlm-lengths-0.1": "10%"}
+
+
+def short(row: str, setting: str, metric: str) -> list[float]:
+    """A metric of texts of a setting, or of held-out rows of a length, by seed."""
+    records = results_of("arena").of("short")
+    found = [records[f"{key_of(row, seed)}-{setting}"][metric] for seed in range(3)]
+    return [each["value"] if isinstance(each, dict) else each for each in found]
+
+
+def quick_lengths() -> str:
+    """Bounds of models of the quickstart by the share of rows of random length, on whole rows and on half rows."""
+    to, lines = "quick-mdlm-bound", []
+    for row, share in LENGTH_ROWS.items():
+        half, of_to = (np.array(short(each, "32", "nats")) for each in (row, to))
+        gap_of_half = "" if row == to else mean_and_error((half - of_to).tolist(), 4, with_p=True)
+        whole = gap(row, to, 4, with_p=True)
+        lines.append([share, values(row), whole, ", ".join(f"{each:.4f}" for each in half), gap_of_half])
+    head = ["rows of random length", "rows of 64 tokens, one value per seed", "minus 0", "rows of 32 tokens", "minus 0"]
+    return markdown(head, lines)
+
+
+def quick_short_texts() -> str:
+    """Texts of these models of full and half length: means over seeds, with their standard errors over seeds."""
+    lines = []
+    for length in (64, 32):
+        for sampler in ("ancestral", "confidence"):
+            for row, share in LENGTH_ROWS.items():
+                cells = []
+                for metric in ("repeated", "eos_before_end", "eos_at_end", "entropy"):
+                    found = np.array(short(row, f"{sampler}-{length}", metric))
+                    average, error = found.mean(), found.std(ddof=1) / math.sqrt(len(found))
+                    is_share = metric != "entropy"
+                    cells.append(f"{average:.1%} ± {error:.1%}" if is_share else f"{average:.3f} ± {error:.3f}")
+                lines.append([f"{length}", sampler, share, *cells])
+    head = ["tokens", "sampler", "random length", "rep-4", "eos before the end", "eos at the end", "entropy"]
+    return markdown(head, lines)
+
+
 @functools.cache
 def adapted(file: str) -> list[Any]:
     """The results of experiments/adapt."""
@@ -613,6 +666,9 @@ TABLES: dict[str, Callable[[], str]] = {
         auxiliary-adamw auxiliary-muon-4e-3 auxiliary-muon-8e-3
         """
     ),
+    "quick-objective": quick_objective,
+    "quick-lengths": quick_lengths,
+    "quick-short-texts": quick_short_texts,
     "quick-times": lambda: quick(
         """
         mdlm-adamw-all-times mdlm-adamw-t-min-0.2 mdlm-adamw-power-1 mdlm-adamw-power-1.5 mdlm-adamw-power-2

@@ -8,6 +8,7 @@
     python experiments/run.py time --only control adlm-tied    # a training step of models of the arena, and their texts
     python experiments/run.py samples --out runs/arena --only adlm-seed0 mdlm-12-seed0
     python experiments/run.py judge --out runs/arena --judge smollm2.gguf --reference PREPARED
+    python experiments/run.py lengths --out runs/arena --data PREPARED --only quick-mdlm-bound quick-lengths
 
 The trials are in experiments/QUESTION/sweep.yaml, their results in experiments/QUESTION/results.jsonl (or --results).
 `run` trains the next ones that have no result and appends one line for each. It starts none that is not expected to end
@@ -57,13 +58,14 @@ def main() -> None:
         "time", "arena.train:time_rows", "measure the seconds of a training step of the rows that have no timing"
     )
     samples = command("samples", "arena.samples:generate_samples", "generate texts with trained models, and time it")
+    lengths = command("lengths", "arena.samples:measure_lengths", "measure models on texts of full and of half length")
     judge = command("judge", "arena.samples:judge_samples", "measure the generated texts")
     for each in (run, timing):
         each.add_argument("--only", nargs="+", metavar="NAME", help="groups, rows or trials")
         each.add_argument("--seconds", type=float, default=math.inf, help="start nothing that would end later")
         each.add_argument("--commit", help="recorded in the results (default: of this checkout)")
         each.add_argument("--extra", nargs="+", default=[], metavar="OVERRIDE", help="overrides of all trials")
-    for each in (run, samples, judge):
+    for each in (run, samples, lengths, judge):
         each.add_argument("--out", type=Path, required=True, help="folder of the runs")
     run.add_argument("--trial-seconds", type=float, default=240, help="expected seconds of a trial before the first")
     run.add_argument("--jobs", type=int, default=1, help="trials side by side; their seconds are not comparable")
@@ -74,6 +76,10 @@ def main() -> None:
     samples.add_argument("--num", type=int, default=512, help="texts of each sampler and number of steps")
     samples.add_argument("--batch", type=int, default=128, help="texts per batch")
     samples.add_argument("--steps", type=int, nargs="+", default=[16, 64, 256], help="sampling steps")
+    lengths.add_argument("--only", nargs="+", metavar="NAME", required=True, help="trained groups, rows or trials")
+    lengths.add_argument("--data", type=Path, required=True, help="prepared folder with the split valid")
+    lengths.add_argument("--num", type=int, default=32, help="texts of each sampler and length")
+    lengths.add_argument("--commit", help="recorded in the results (default: of this checkout)")
     judge.add_argument("--judge", nargs="+", required=True, help="as --model of `adlm judge`: .gguf files, folders")
     judge.add_argument("--reference", type=Path, help="as of `adlm judge`: held-out text, judged too")
     judge.add_argument("--features", help="as of `adlm judge`: with it, MAUVE is measured (five clusterings)")

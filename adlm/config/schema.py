@@ -199,6 +199,8 @@ class Time:
     """independent masks each token with its own draw; counted masks exactly ceil(t L): the same bound, less noise."""
     power: Annotated[float, Ge(1), Le(4)] = 1.0
     """Training samples t = u^power for uniform u, with importance weights; above 1, more rows have few masks."""
+    weight: Literal["bound", "one"] = "bound"
+    """Training weight of a masked token: bound is w(t), one is 1 at every t; reported nats keep the bound's weight."""
     sigma: Share = 0.0
     """Remasking probability assumed by the discrete-time bound, clipped at each step's maximum; 0 is ancestral."""
 
@@ -210,16 +212,18 @@ class Time:
             raise UserError(f"time.t_max {self.t_max} limits the times of training, and {kind} them itself; use 1.0")
         if _are_numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; try time.steps=1000")
-        if _are_numbers(self.steps, self.power) and self.steps and self.noise_option:
+        if _are_numbers(self.steps, self.power) and self.steps and self.continuous_option:
             raise UserError(
-                f"{self.noise_option} needs continuous time, and time.steps is {self.steps}; use time.steps=0"
+                f"{self.continuous_option} needs continuous time, and time.steps is {self.steps}; use time.steps=0"
             )
 
     @property
-    def noise_option(self) -> str:
-        """The option that changes the training noise and keeps the bound, with its value; empty if none is set."""
+    def continuous_option(self) -> str:
+        """The option that only adlm and mdlm in continuous time have, with its value; empty if none is set."""
         if self.masks == "counted":
             return "time.masks counted"
+        if self.weight == "one":
+            return "time.weight one"
         return "" if self.power == 1 else f"time.power {self.power}"
 
 
@@ -399,6 +403,8 @@ class Train:
     """Block-causal: weight of 1 - cosine of the noisy and the clean copy's hidden states, over layers and masks."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
+    random_length: Share = 0.0
+    """Share of the training rows cut to a random length, as a shorter canvas has; for methods that read whole rows."""
     infill: Share = 0.0
     """Block-causal: the share of training rows rearranged as a text with holes and then the text filled in."""
     unigram_start: bool = False
@@ -628,3 +634,14 @@ class Config:
                     "time.masks counted counts masks of the text, and data.pad attended masks padding too; "
                     "use data.pad=masked"
                 )
+        if (
+            isinstance(self.train, Train)
+            and isinstance(self.data, Data)
+            and _are_numbers(self.train.random_length)
+            and self.train.random_length > 0
+            and self.data.pad == "attended"
+        ):
+            raise UserError(
+                f"train.random_length {self.train.random_length} pads rows after their text, and a shorter canvas has "
+                "no padding to attend to; use data.pad=masked"
+            )

@@ -40,6 +40,13 @@ def method_of(config: Config) -> Method:
         from adlm.methods.inputs import check_anchor_every
 
         check_anchor_every(config, config.sampling)
-    if config.time.noise_option and not method.any_order:
-        raise UserError(f"{config.time.noise_option} is for adlm and mdlm, not for {config.method}; leave it out")
+    if config.time.continuous_option and not method.any_order:
+        raise UserError(f"{config.time.continuous_option} is for adlm and mdlm, not for {config.method}; leave it out")
+    if config.train.random_length and method.cached:
+        kind = f"model.block_length {config.model.block_length}" if config.model.block_length else config.method
+        raise UserError(
+            f"train.random_length {config.train.random_length} is for methods that read whole rows, and {kind} writes "
+            "from left to right without knowing the length; leave it out",
+            "train.random_length",
+        )
     return method(config)  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
 """ADLM: an anchor network predicts the important tokens, a denoiser restores the rest from it, trained with the ANELBO.
 
 [ADLM Eq. 7]: the NELBO of the composed network + gamma * the same weight * the anchor network's cross-entropy at
-anchors. With gamma 0 and no second network this is MDLM, to the last bit.
+anchors. With gamma 0 and no second network this is MDLM, to the last bit. With `time.weight` one, the weight of both
+terms in training is 1.
 
 Shapes: B sequences, L tokens.
 """
@@ -91,17 +92,17 @@ class Adlm(Anchored, MaskedDiffusion):
     ) -> Loss:
         """The ANELBO. The reported perplexity is that of `nats`, which leaves the anchor term out."""
         anchor = self.config.anchor
-        base = self.weight(noised)
+        training, bound = self.training_and_bound_weight(noised)
         masked = self.masked_positions(noised.z, pad)
-        weight, anchor_weights, gamma = base * masked, None, self.gamma_at(progress)
+        anchor_weights, gamma = None, self.gamma_at(progress)
         if gamma is not None:
             anchors = self.anchors(x, pad) if noised.given is None else self.anchors(x, pad) & ~noised.given
-            anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
+            anchor_weights = anchor_weight(training, anchors, masked, anchor.positions)
         options = self.score_options(noised) | self.loss_options(x, noised, pad)
         scored, anchor_scored = network.score(
-            noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
+            noised.z, x, training * masked, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )
-        loss = self.loss_of(scored, weight, x, noised, pad)
+        loss = self.loss_of(scored, bound * masked, x, noised, pad)
         if gamma is None or anchor_scored is None:
             return loss
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}

@@ -134,8 +134,12 @@ class MaskedDiffusion:
         return {}
 
     def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
-        """The denoiser's term of the loss, and the other terms of block-causal networks that were scored."""
-        total, parts = scored.total, {"nelbo": scored.total.detach()}
+        """The denoiser's term of the loss, and the other terms of block-causal networks that were scored.
+
+        `weight` (B, L) is that of the bound, for `Loss.nats`; the weight of the loss is in `scored.total`.
+        """
+        term = "nelbo" if self.config.time.weight == "bound" else "cross_entropy"
+        total, parts = scored.total, {term: scored.total.detach()}
         for name, other in (("causal", scored.causal), ("chain", scored.chained)):
             if other is not None:
                 total, parts = total + other.total, parts | {name: other.nats.sum()}
@@ -181,6 +185,20 @@ class MaskedDiffusion:
         if noised.importance is not None:
             weights = weights * noised.importance.to(weights.device)
         return per_token(weights.float().to(noised.z.device))
+
+    def training_and_bound_weight(self, noised: NoisedBatch) -> tuple[Tensor, Tensor]:
+        """Like `weight`, those of the cross-entropies in the training loss and in the bound.
+
+        With `time.weight` one, w(t) is 1 in the loss: the expectation over uniform t of the sum of the cross-entropies
+        at masks. Times of another density keep their importance weights. Counted masks have the same objective up to
+        a factor: n tokens have 0, ..., n masks equally often if t is uniform in (0, 1], and 1, ..., n if counted.
+        """
+        bound = self.weight(noised)
+        if self.config.time.weight == "bound":
+            return bound, bound
+        if noised.importance is None:
+            return torch.ones_like(bound), bound
+        return per_token(noised.importance.float().to(noised.z.device)), bound
 
     def masked_positions(self, z: Tensor, pad: Tensor | None) -> Tensor:
         """(B, L), True at masks outside the padding."""

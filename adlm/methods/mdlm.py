@@ -20,8 +20,9 @@ class Mdlm(MaskedDiffusion):
     def loss_at(
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0
     ) -> Loss:
-        """The NELBO's weight times the cross-entropy at masked positions; the same at any `progress`."""
-        weight = self.weight(noised) * self.masked_positions(noised.z, pad)
+        """The NELBO's weight, or 1 (`time.weight`), times the cross-entropy at masks; the same at any `progress`."""
+        training, bound = self.training_and_bound_weight(noised)
+        masked = self.masked_positions(noised.z, pad)
         options = self.score_options(noised) | self.loss_options(x, noised, pad)
-        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad), **options)
-        return self.loss_of(scored, weight, x, noised, pad)
+        scored = network.score(noised.z, x, training * masked, self.mask_id, *self.conditioning(noised, pad), **options)
+        return self.loss_of(scored, bound * masked, x, noised, pad)

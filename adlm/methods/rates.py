@@ -48,6 +48,11 @@ class Rated(MaskedDiffusion):
                 "independently; use time.masks=counted",
                 "time.masks",
             )
+        if time.weight != "bound":
+            raise UserError(
+                f"rates.rule {rates.rule} is trained with the bound, and time.weight is {time.weight}; use bound",
+                "time.weight",
+            )
         if self.config.model.time_conditioning:
             raise UserError(
                 f"rates.rule {rates.rule} has steps and no times, and model.time_conditioning is true; use false",

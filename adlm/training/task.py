@@ -314,6 +314,11 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
         template = template or PLAIN_TEMPLATE
         if config.train.infill:
             raise UserError(f"train.infill {config.train.infill} rearranges running text; data.format pairs needs 0")
+        if config.train.random_length:
+            raise UserError(
+                f"train.random_length {config.train.random_length} cuts running text, and answers end where they end; "
+                "data.format pairs needs 0"
+            )
     task = replace(task, chat_template=template)
     if base is not None:
         resolved = replace(task.config, train=replace(config.train, base_sha256=base.sha256))
@@ -352,6 +357,11 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
         kind = "name" if source in CORPORA else "hub" if len(form) == 2 else "path"  # the recipe of files has 3 entries
         options = {kind: source, "prepared": str(prepared.folder.resolve())}  # absolute, to resume from any folder
         resolved = replace(resolved, tokenizer=PREPARED_TOKENIZER, data=replace(resolved.data, **options))
+    if config.train.random_length and packing.startswith("padded"):
+        raise UserError(
+            f"train.random_length {config.train.random_length} cuts packed rows, and those of data.packing {packing} "
+            "have the lengths of their documents, which eos ends; use data.packing=packed, or train.random_length=0"
+        )
     rows = prepared.rows("train", config.length, packing, overlap=True)
     for note in rows.notes():
         report(note)
@@ -364,7 +374,13 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
         assert eos_id is not None
         rearrangement = Rearrangement(train.infill, hole_id, eos_id)
     loader = Loader(
-        rows, train.batch_size, order_seed, processes.rank, processes.num_ranks, rearrangement=rearrangement
+        rows,
+        train.batch_size,
+        order_seed,
+        processes.rank,
+        processes.num_ranks,
+        rearrangement=rearrangement,
+        random_length=train.random_length,
     )
     valid = next((split for split in ("valid", "test") if split in prepared.splits), None)
     held_out = None if valid is None else prepared.rows(valid, config.length, packing)
@@ -465,6 +481,11 @@ def _open_stream(config: Config, processes: Processes) -> TextTask:
     if config.train.infill:
         raise UserError(
             f"train.infill {config.train.infill} rearranges prepared rows; use data.streaming=false, or train.infill=0"
+        )
+    if config.train.random_length:
+        raise UserError(
+            f"train.random_length {config.train.random_length} cuts prepared rows; use data.streaming=false, or "
+            "train.random_length=0"
         )
     tokenizer, source, train = load_tokenizer(config.tokenizer), resolve_source(config.data), config.train
     resolved = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=source.packing))

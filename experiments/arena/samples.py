@@ -1,8 +1,10 @@
 """Texts of the arena's models: generates them and judges them. Judging needs the texts alone.
 
-    OUT/samples/NAME.jsonl    the texts, as `adlm sample` writes them
-    "speed" NAME              of the results: seconds of a sampling run
-    "card" NAME.JUDGE         of the results: the metric card, as `adlm judge` makes it
+    OUT/samples/NAME.jsonl        the texts, as `adlm sample` writes them
+    "speed" NAME                  of the results: seconds of a sampling run
+    "card" NAME.JUDGE             of the results: the metric card, as `adlm judge` makes it
+    "short" TRIAL-SAMPLER-LENGTH  of the results: repetition, ends and entropy of texts of this length
+    "short" TRIAL-LENGTH          of the results: the bound on held-out rows of this length
 
 NAME is TRIAL-SAMPLER-STEPS. What exists is kept; rerun a command to resume.
 """
@@ -11,12 +13,14 @@ import argparse
 import functools
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from arena.tables import ARENA, TIMED_RUNS
-from sweep import Results
+from arena.tables import ARENA, TIMED_RUNS, stderr_of
+from sweep import Results, current_commit
 
 from adlm import load
 from adlm.apps.bench import measure_sampling
+from adlm.apps.judge.diversity import entropy_of, mean_of, repeated
 from adlm.apps.judge.inputs import JudgeSettings, read_inputs
 from adlm.apps.judge.judges import judge_of
 from adlm.apps.judge.pipeline import make_card
@@ -24,10 +28,15 @@ from adlm.config.schema import Sampling
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
+from adlm.likelihood.measurement import measure_nats
+from adlm.likelihood.settings import PerplexitySettings
+from adlm.likelihood.standard_errors import summarize
+from adlm.likelihood.text_sets import text_sets
 from adlm.samples_file import draw_samples, open_samples, provenance_of
 from adlm.sampling.settings import SampleSettings
 
 SAMPLERS = ("ancestral", "remdm-loop")
+LENGTH_SAMPLERS = ("ancestral", "confidence")
 TOP_P = 0.9
 TOLERANCE = 0.03
 """Two models are equally fast if their seconds per network call differ by less than this."""
@@ -87,6 +96,46 @@ def write_samples(lm: LanguageModel, key: str, sampler: str, steps: int, argumen
     with open_samples(path, provenance_of(run, str(arguments.out / key), arguments.batch)) as file:
         for batch in run.batches(arguments.batch, file.first_to_sample(arguments.batch)):
             file.append(draw_samples(batch, run.num))
+
+
+def measure_lengths(arguments: argparse.Namespace) -> None:
+    """Texts of the model's length and of half of it, and the bound on held-out rows of half of it."""
+    results, commit = Results(arguments.results), arguments.commit or current_commit()
+    for trial in ARENA.chosen(arguments.only):
+        lm = load(arguments.out / trial.key, local_device("auto"))
+        half = lm.config.length // 2
+        settings = [(sampler, length) for length in (lm.config.length, half) for sampler in LENGTH_SAMPLERS]
+        for sampler, length in [("", half), *settings]:
+            name = f"{trial.key}-{sampler}-{length}" if sampler else f"{trial.key}-{length}"
+            if name in results.of("short"):
+                continue
+            if sampler:
+                found = measured_texts(lm, sampler, length, arguments.num)
+            else:
+                found = bound_of_rows(lm, length, arguments.data)
+            of = {"row": trial.row.name, "seed": trial.seed, "length": length, "commit": commit}
+            results.add("short", name, of | found)
+            print(f"{name}: {found}", flush=True)
+
+
+def bound_of_rows(lm: LanguageModel, length: int, data: Path) -> dict[str, Any]:
+    with text_sets([str(data)], lm.require_tokenizer(), length, split="valid") as texts:
+        estimate = summarize(measure_nats(lm.method, lm.network, texts[0].rows, PerplexitySettings(samples=2)))
+    return {"nats": estimate.nats, "stderr": stderr_of(estimate)}
+
+
+def measured_texts(lm: LanguageModel, sampler: str, length: int, num: int) -> dict[str, Any]:
+    """`num` texts with as many steps as tokens; eos belongs at the end of a row, and is rare after its bos."""
+    settings = SampleSettings(sampling_of(lm, sampler, length), length=length, num=num)
+    texts, vocabulary = lm.plan(settings).filled(), lm.require_tokenizer().vocabulary
+    eos_id, first = vocabulary.eos_id, len(vocabulary.row_boundaries[0])  # bos may have the id of eos
+    metrics = {
+        "repeated": mean_of(map(repeated, texts)),
+        "entropy": entropy_of(texts),
+        "eos_before_end": mean_of(float(eos_id in ids[first:-1]) for ids in texts),
+        "eos_at_end": mean_of(float(ids[-1] == eos_id) for ids in texts),
+    }
+    return {"sampler": sampler, **{name: asdict(mean) for name, mean in metrics.items()}}
 
 
 def judge_samples(arguments: argparse.Namespace) -> None:

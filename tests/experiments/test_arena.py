@@ -305,7 +305,7 @@ def test_work_starts_only_if_it_is_expected_to_end_in_time():
 
 
 def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_texts_only_by_name():
-    others = {"smoke", "quickstart", "books", "once", "finals"}
+    others = {"smoke", "quickstart", "quick-objective", "quick-lengths", "books", "once", "finals"}
     assert {trial.group.name for trial in ARENA.chosen(None)} == ARENA.groups.keys() - others
     keys = [trial.key for trial in ARENA.chosen(["auxiliary-seed2", "adlm-seed1", "auxiliary"])]
     assert keys == ["auxiliary-seed2", "adlm-seed1", "auxiliary-seed0", "auxiliary-seed1"]
@@ -425,6 +425,13 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(runner, prepared, tmp_p
     capsys.readouterr()
     run(runner, monkeypatch, "judge", *out, *judged)
     assert capsys.readouterr().out == ""  # the cards are kept
+    for _ in range(2):  # the second time all is there
+        run(runner, monkeypatch, "lengths", *out, *models[:2], "--data", prepared, "--num", "3")
+    short = Results(results).of("short")
+    settings = [f"{sampler}-{length}" for length in (32, 16) for sampler in ("ancestral", "confidence")]
+    assert list(short) == [f"smoke-mdlm-seed0-{each}" for each in ("16", *settings)]
+    assert all(each["entropy"]["num"] == 3 for name, each in short.items() if name != "smoke-mdlm-seed0-16")
+    assert len(results.read_text().split('"kind": "short"')) == 6
     run(runner, monkeypatch, "table", "arena", "--results", results)
     table = capsys.readouterr().out
     assert "| gen-PPL, smoke-ar-seed0 (4 texts) |" in table

@@ -152,6 +152,28 @@ def test_the_training_loss_has_the_mean_of_the_enumerated_bound(name, time):
 
 
 @pytest.mark.parametrize(
+    "time",
+    [Time(t_min=0.0), Time(t_min=0.0, power=2.0), Time(masks="counted"), Time(masks="counted", power=2.0)],
+    ids=str,
+)
+def test_with_weight_one_the_loss_has_the_mean_over_numbers_of_masks(time):
+    """Uniform t has 0, ..., n masks equally often, counted masks 1, ..., n: total nats sum_k S_k / (n + 1) or / n."""
+    method, network = method_of(settings("mdlm", time=replace(time, weight="one"))), network_of(settings("mdlm"))
+    x = torch.from_numpy(random_texts(1).x)
+    z, num = masks_of(x[0])
+    with torch.no_grad():
+        noised = NoisedBatch(z, torch.full((len(z),), 0.5).double())
+        nats = method.masked_nats(network, x.expand_as(z), noised, None).sum(dim=1)
+        by_number = sum(nats[num == number].mean() for number in range(1, LENGTH + 1))
+        wanted = by_number / (LENGTH + (time.masks == "independent"))
+        rows = x.repeat(400, 1)
+        draws = [method.loss(network, rows, None, 1.0, batch_rng(seed)).total / 400 for seed in range(20)]
+    mean, stderr = torch.stack(draws).mean(), torch.stack(draws).std() / len(draws) ** 0.5
+    assert abs(mean - wanted) < 4 * stderr
+    assert stderr < 0.01 * wanted
+
+
+@pytest.mark.parametrize(
     ("config", "sentence"),
     [
         (settings("sedd"), r"any-order needs beliefs in masked tokens, and sedd has none"),

@@ -65,6 +65,7 @@ NOISES = {
     "independent": Time(),
     "counted": Time(masks="counted"),
     "power": Time(power=2.0),
+    "one": Time(weight="one"),
     "discrete": Time(steps=3),
 }
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_models import mostly_slow
 from worlds import batch_rng, randomized, real, seeded
 
 from adlm import registry
 from adlm.canvas import Canvas
-from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
+from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Train, Vocabulary
 from adlm.diffusion.objectives import anchor_mask
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
@@ -18,7 +19,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas
-from adlm.methods.masked_diffusion import NoisedBatch
+from adlm.methods.masked_diffusion import NoisedBatch, per_token
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS
 from adlm.sampling.frame import last_frame
@@ -185,6 +186,49 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
         at_masked.loss_at(network, x, NoisedBatch(z, t)).total,
         (weight * masked * (right + 0.4 * anchors * anchored)).sum(),
     )
+
+
+@pytest.mark.parametrize("name", ["adlm", "mdlm"])
+def test_with_weight_one_the_gradient_is_that_of_the_mean_cross_entropy_at_masks(name):
+    """At any times: the total is the number of masks times their mean cross-entropy. Anchors have weight 1 too."""
+    config = settings(name, anchor=Anchor(gamma=0.4, tau=1), time=Time(weight="one"))
+    network, x = random_network(config).double(), text()
+    z, t = noising(x).z, torch.tensor([0.2, 0.4, 0.6, 0.9]).double()
+    loss = method_of(config).loss_at(network, x, NoisedBatch(z, t))
+    masked = z == MASK
+    logits = network(z).index_fill(-1, torch.tensor(MASK), -torch.inf)
+    plain = F.cross_entropy(logits[masked], x[masked])
+    if name == "adlm":
+        anchors = anchor_mask(x, 1, 12)
+        anchor_sum = F.cross_entropy(network.anchor_logits(z)[anchors], x[anchors], reduction="sum")
+        plain = plain + 0.4 * anchor_sum / masked.sum()
+    weights = list(network.parameters())
+    ours, theirs = (
+        torch.autograd.grad(each, weights, allow_unused=True, materialize_grads=True)
+        for each in (loss.total / masked.sum(), plain)
+    )
+    assert any((gradient.abs() > 1e-3).any() for gradient in theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("time", [Time(), Time(power=2.0), Time(masks="counted", power=1.5)], ids=str)
+@pytest.mark.parametrize("block_length", [0, 3])
+@pytest.mark.parametrize("name", ["adlm", "mdlm"])
+def test_the_training_weight_leaves_the_reported_nats_unchanged(name, block_length, time):
+    """To the last bit, in training and in the bound; with weight one the loss has the importance weights alone."""
+    plain = settings(name, model=replace(settings(name).model, block_length=block_length), time=time)
+    network, x = random_network(plain), text()
+    bound, one = (method_of(replace(plain, time=replace(time, weight=weight))) for weight in ("bound", "one"))
+    by_bound, by_one = (method.loss(network, x, None, 1.0, batch_rng()) for method in (bound, one))
+    assert torch.equal(by_bound.nats, by_one.nats)
+    assert torch.equal(bound.bound(network, x, None, batch_rng()), one.bound(network, x, None, batch_rng()))
+    assert torch.allclose(by_bound.parts["nelbo"], by_bound.nats.sum())
+    noised = one.noise(x, None, batch_rng(), time.t_min)
+    masked_nats = one.masked_nats(network, x, noised, None)
+    torch.testing.assert_close(
+        by_one.parts["cross_entropy"], (per_token(noised.importance) * masked_nats).sum().float()
+    )
+    assert by_one.total < by_bound.total
 
 
 @pytest.mark.parametrize("name", ["adlm", "a2r"])
@@ -781,6 +825,16 @@ def test_a_text_of_one_token_is_valid(name):
         (Config(method="sedd", time=Time(power=2.0)), "time.power 2.0 is for adlm and mdlm, not for sedd"),
         (Config(method="ar", time=Time(masks="counted")), "time.masks counted is for adlm and mdlm, not for ar"),
         (Config(method="a2r", time=Time(power=2.0)), "time.power 2.0 is for adlm and mdlm, not for a2r"),
+        (Config(method="sedd", time=Time(weight="one")), "time.weight one is for adlm and mdlm, not for sedd"),
+        (Config(method="ar", time=Time(weight="one")), "time.weight one is for adlm and mdlm, not for ar"),
+        (
+            Config(method="a2r", train=Train(random_length=0.1)),
+            "train.random_length 0.1 is for methods that read whole rows, and a2r writes from left to right",
+        ),
+        (
+            Config(method="mdlm", model=Model(block_length=4), train=Train(random_length=0.1)),
+            "train.random_length 0.1 is for methods that read whole rows, and model.block_length 4 writes",
+        ),
     ],
     ids=[
         "tau",
@@ -793,6 +847,10 @@ def test_a_text_of_one_token_is_valid(name):
         "sedd power",
         "ar",
         "a2r",
+        "sedd weight",
+        "ar weight",
+        "a2r length",
+        "block length",
     ],
 )
 def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentence):

@@ -309,6 +309,7 @@ def test_a_random_order_keeps_its_own_bound():
     ("change", "message"),
     [
         ({"time": Time()}, "rates.rule text reveals one token after the other, .* use time.masks=counted"),
+        ({"time": Time(masks="counted", weight="one")}, "is trained with the bound, and time.weight is one; use bound"),
         ({"method": "ar", "time": Time()}, "rates.rule text is for adlm and mdlm on whole rows, not for ar"),
         ({"rates": Rates(rule="anchors")}, "rates.rule anchors needs an anchor.rule .* count does not; use rare"),
     ],

@@ -171,7 +171,10 @@ class AdlmForMaskedLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[mis
     def _training_loss(
         self, x: Tensor, labels: Tensor, pad: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """The NELBO per predicted token; for anchored networks plus gamma times the anchor term.  [ADLM Eq. 7]"""
+        """The NELBO per predicted token; for anchored networks plus gamma times the anchor term.  [ADLM Eq. 7]
+
+        With `time.weight` one, both terms have weight 1 in place of the NELBO's.
+        """
         text = torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad
         given = text & (labels == IGNORED)
         predicted = text & ~given
@@ -188,7 +191,9 @@ class AdlmForMaskedLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[mis
             importance = importance_weight(t, t_min, time.power)
             if time.masks == "counted":
                 z, t = mask_counted(x, predicted, t, self._mask_id, rng)
-            weights = continuous_weight(schedule, t) * importance.to(t.device)
+            weights = importance.to(t.device)
+            if time.weight == "bound":
+                weights = continuous_weight(schedule, t) * weights
         if time.masks == "independent":
             z = mask_tokens(x, schedule.mask_chance(t).float().to(x.device)[:, None], self._mask_id, rng)
         unattended = pad if self.config.data["pad"] == "masked" else None

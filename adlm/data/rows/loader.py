@@ -85,6 +85,8 @@ class Loader:
     shuffle: bool = True
     rearrangement: Rearrangement | None = None
     """Applied to the rows of a batch, which are running text; not to one with padding."""
+    random_length: float = 0.0
+    """Share of the rows that are cut to a random length: 1, ..., n of the n tokens of their text, equally likely."""
 
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
@@ -97,8 +99,9 @@ class Loader:
         position, share = start, self.batch_size // self.num_ranks
         while True:
             first = Position(*divmod(position.row + self.rank * share, len(self.rows)))
-            numbers, draws = self._order(Position(position.epoch + first.epoch, first.row), share)
-            x, pad = self.rows.read(numbers, draws)
+            numbers, draws, cuts = self._order(Position(position.epoch + first.epoch, first.row), share)
+            kept = kept_shares(cuts, self.random_length) if self.random_length else None
+            x, pad = self.rows.read(numbers, draws, kept)
             known = self.rows.given(numbers)
             if self.rearrangement is not None and pad is None:
                 x, known = self.rearrangement(x, draws)
@@ -107,16 +110,17 @@ class Loader:
             padding, given = (None if each is None else torch.from_numpy(each) for each in (pad, known))
             yield TrainingBatch(torch.from_numpy(x), padding, position, given=given)
 
-    def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The numbers of the next `count` rows, and a uniform random number for each."""
-        numbers, draws = [], []
+    def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """The numbers of the next `count` rows, and two uniform random numbers for each."""
+        numbers, draws, cuts = [], [], []
         epoch, row = start
         while count:
             positions = np.arange(row, min(row + count, len(self.rows)))
             numbers.append(shuffle(positions, len(self.rows), self.seed, epoch) if self.shuffle else positions)
             draws.append(uniform(positions, self.seed, epoch))
+            cuts.append(uniform(positions, self.seed + 1, epoch))
             epoch, row, count = epoch + 1, 0, count - len(positions)
-        return np.concatenate(numbers), np.concatenate(draws)
+        return np.concatenate(numbers), np.concatenate(draws), np.concatenate(cuts)
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,11 @@ def uniform(positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.f
     """A pseudorandom number from [0, 1) for each position of the epoch."""
     mixed = _mixed(positions.astype(np.uint64) + _mixed(_key(seed) + _mixed(~_key(epoch))))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def kept_shares(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """How much of each row is kept: for a `share` of the draws from [0, 1) uniform in (0, 1], for the others 1."""
+    return np.where(draws < share, 1 - draws / share, 1.0)
 
 
 def _key(number: int) -> Numbers:

@@ -5,6 +5,7 @@ released code. Rows are built when they are read, so that a prepared split can b
 conversation is [bos] and its ids, which include what ends it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -173,21 +174,30 @@ class Rows:
         return x[0], np.zeros(self.length, bool) if pad is None else pad[0]
 
     def read(
-        self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[float] | NDArray[np.float64] | None = None
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        draws: Sequence[float] | NDArray[np.float64] | None = None,
+        kept: NDArray[np.float64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """ids (n, L) and pad (n, L); pad is None if no row is padded."""
+        """ids (n, L) and pad (n, L); pad is None if no row is padded.
+
+        Of the text of each row its first `kept` (n,) from (0, 1] is kept, rounded up to tokens; None is all of it. What
+        stands before and after the text stays, so that a row is that of a shorter length, padded. Then pad is not None.
+        """
         bos, eos = row_frame(self.vocabulary, self.packing)
         first = len(bos)
         x = np.full((len(rows), self.length), self.vocabulary.padding_id, np.int64)
         used = np.empty(len(rows), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0 if draws is None else float(draws[index]))
+            if kept is not None:
+                stop = start + math.ceil(kept[index] * (stop - start))
             end = first + stop - start
             x[index, :first] = bos
             self.tokens.copy_to(x[index, first:], start, stop)
             x[index, end : end + len(eos)] = eos
             used[index] = end + len(eos)
-        if not self.packing.startswith(("padded", PAIRS)) and (used == self.length).all():
+        if kept is None and not self.packing.startswith(("padded", PAIRS)) and (used == self.length).all():
             return x, None
         return x, np.arange(self.length) >= used[:, None]
 

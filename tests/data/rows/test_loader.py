@@ -114,6 +114,50 @@ def test_rearranged_rows_mark_their_copies_as_given_and_do_not_depend_on_the_num
     assert torch.equal(whole.given, torch.cat([part.given for part in parts]))
 
 
+def test_a_share_of_the_rows_is_cut_to_every_length_equally_often(rows):
+    """Chi-square over the lengths 1, ..., 6 of the text (99.99% of 5 degrees: 25.7); other rows are as they were."""
+    count, share, width = 600, 0.3, 6
+    plain, cut = (taken(Loader(rows, 20, seed=2, random_length=each), count) for each in (0.0, share))
+    assert all(batch.pad is None for batch in plain)
+    x, whole, pad = torch.cat([b.x for b in cut]), torch.cat([b.x for b in plain]), torch.cat([b.pad for b in cut])
+    lengths = (~pad).sum(dim=1) - 2
+    expected = np.full(width, share / width)
+    expected[-1] += 1 - share
+    expected *= len(x)
+    counts = np.bincount(lengths.numpy(), minlength=width + 1)
+    assert counts[0] == 0
+    assert ((counts[1:] - expected) ** 2 / expected).sum() < 25.7
+    place = torch.arange(8)
+    text = place < 1 + lengths[:, None]
+    assert torch.equal(x[text], whole[text])
+    assert (x[place == 1 + lengths[:, None]] == FRAMED.eos_id).all()
+    assert (x[pad] == FRAMED.pad_id).all()
+
+
+def test_a_row_cut_to_a_length_is_that_of_a_shorter_length_padded(tmp_path):
+    tokens = stored(tmp_path, [list(range(3, 60))], FRAMED)
+    long = rows_of(tokens, FRAMED, 12, "packed")
+    for kept in range(1, 11):
+        [x], [pad] = long.read([0], kept=np.array([kept / 10]))
+        [shorter], _ = rows_of(tokens, FRAMED, kept + 2, "packed").read([0])
+        assert x[~pad].tolist() == shorter.tolist()
+        assert not pad[: kept + 2].any()
+
+
+def test_random_lengths_do_not_depend_on_the_number_of_ranks_and_resume(rows):
+    loader, count = Loader(rows, 12, seed=3, random_length=0.5), 2 * len(rows) // 12 + 2
+    alone = taken(loader, count)
+    assert len({tuple(batch.pad.flatten().tolist()) for batch in alone}) == count, "drawn anew in every step and epoch"
+    shares = [taken(Loader(rows, 12, 3, rank, 3, random_length=0.5), count) for rank in range(3)]
+    for whole, *parts in zip(alone, *shares, strict=True):
+        assert torch.equal(whole.x, torch.cat([part.x for part in parts]))
+        assert torch.equal(whole.pad, torch.cat([part.pad for part in parts]))
+    for index in range(0, count - 1, 3):
+        [following] = taken(loader, 1, alone[index].after)
+        assert torch.equal(following.x, alone[index + 1].x)
+        assert torch.equal(following.pad, alone[index + 1].pad)
+
+
 def test_crops_differ_between_epochs(tmp_path):
     documents = [list(range(3, 99)) * 20]
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=64), FRAMED, 8, "cropped")
