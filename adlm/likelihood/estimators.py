@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Sampling, Schedule
+from adlm.config.schema import Rates, Sampling, Schedule
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenCopy
@@ -81,8 +81,9 @@ def published(method: Method) -> Estimator:
     """
     config = method.config
     schedule = Schedule(eps=PUBLISHED_EPS)
-    time = replace(config.time, t_min=PUBLISHED_EPS, masks="independent", power=1.0)
-    as_published = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
+    time = replace(config.time, t_min=PUBLISHED_EPS, t_max=1.0, masks="independent", power=1.0)
+    anchor = replace(config.anchor, gamma=0.0)
+    as_published = method_of(replace(config, schedule=schedule, time=time, anchor=anchor, rates=Rates()))
 
     @torch.no_grad()
     def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:

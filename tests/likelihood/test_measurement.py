@@ -197,6 +197,15 @@ def test_the_published_estimate_has_no_terms_at_the_ends_of_time():
     assert found.monte_carlo < 0.02
 
 
+def test_the_published_estimate_does_not_depend_on_how_the_model_was_trained():
+    config, texts, once = settings("mdlm"), random_texts(50), Once("published", samples=2)
+    network = network_of(config)
+    expected = measure_nats(method_of(config), network, texts, once).documents
+    for time in (Time(t_min=0.3, t_max=0.8), Time(masks="counted", power=2.0), Time(weight="one")):
+        found = measure_nats(method_of(replace(config, time=time)), network, texts, once).documents
+        assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["mdlm", "ar"])
 def test_bos_and_eos_of_a_row_add_nats_but_are_not_counted(name):
     """Nats of all predicted tokens, divided by the tokens of the text: the same count for both kinds of method."""

@@ -187,8 +187,8 @@ class AdlmForMaskedLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[mis
             weights = discrete_weight(schedule.alpha(s), schedule.alpha(t), time.steps, time.sigma)
         else:
             t_min = 0.0 if time.masks == "counted" else time.t_min
-            t = draw_times(len(x), rng, t_min, time.antithetic, time.power)
-            importance = importance_weight(t, t_min, time.power)
+            t = draw_times(len(x), rng, t_min, time.antithetic, time.power, time.t_max)
+            importance = importance_weight(t, t_min, time.power, time.t_max)
             if time.masks == "counted":
                 z, t = mask_counted(x, predicted, t, self._mask_id, rng)
             weights = importance.to(t.device)

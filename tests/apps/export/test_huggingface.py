@@ -237,6 +237,7 @@ LOSSES = {
     "nelbo": Config(method="mdlm"),
     "discrete": Config(method="mdlm", time=Time(steps=10)),
     "counted": Config(method="adlm", time=Time(masks="counted", power=2.0)),
+    "clipped": Config(method="mdlm", time=Time(t_min=0.3, t_max=0.8)),
     "one": Config(anchor=Anchor(gamma=0.5, tau=1), time=Time(weight="one", power=2.0)),
     "cosine": Config(method="mdlm", schedule=Schedule(name="cosine")),
     "time": Config(schedule=Schedule(eps=1e-3)),
