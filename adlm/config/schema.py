@@ -391,6 +391,10 @@ class Train:
     """EMA decay of the weights: min(ema, (1 + n) / (10 + n)) after n updates; 0 disables the EMA."""
     bridge_rate: Rate = 1.0
     """Learning rate of the bridge, as a multiple of train.learning_rate."""
+    planner: Rate = 0.0
+    """Whole rows: extra weight of masks whose token the network, of adlm the anchor network, expects; 0 is none."""
+    planner_temperature: Annotated[float, Gt(0)] = 1.0
+    """train.planner: masks share it in proportion to the probability of their token, to the power 1 / temperature."""
     causal_weight: Rate = 0.0
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
     chain_rate: Rate = 1.0

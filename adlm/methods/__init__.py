@@ -20,6 +20,11 @@ def method_of(config: Config) -> Method:
             "model.block_length is 0; leave it out, or use method=mdlm model.block_length=4",
             "train.align_weight",
         )
+    if config.train.planner and (not method.any_order or config.model.block_length or config.rates.rule != "none"):
+        raise UserError(
+            f"train.planner {config.train.planner:g} is for adlm and mdlm on whole rows, without rates; leave it out",
+            "train.planner",
+        )
     if config.rates.rule != "none":
         from adlm.methods.rates import rated
 

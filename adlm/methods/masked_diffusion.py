@@ -25,7 +25,7 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
-from adlm.models.heads import Scored
+from adlm.models.heads import Planner, Scored
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, Row, SamplingRun, last_frame
@@ -130,15 +130,17 @@ class MaskedDiffusion:
         raise NotImplementedError
 
     def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
-        """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have them."""
-        return {}
+        """What `score` needs for what the loss has and the bound has not."""
+        train = self.config.train
+        return {"planner": Planner(train.planner, train.planner_temperature)} if train.planner else {}
 
     def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
         """The denoiser's term of the loss, and the other terms of block-causal networks that were scored.
 
         `weight` (B, L) is that of the bound, for `Loss.nats`; the weight of the loss is in `scored.total`.
         """
-        term = "nelbo" if self.config.time.weight == "bound" else "cross_entropy"
+        is_bound = self.config.time.weight == "bound" and not self.config.train.planner
+        term = "nelbo" if is_bound else "cross_entropy"
         total, parts = scored.total, {term: scored.total.detach()}
         for name, other in (("causal", scored.causal), ("chain", scored.chained)):
             if other is not None:

@@ -17,6 +17,7 @@ from adlm.models.bridges import Bridge
 from adlm.models.chain import Chain
 from adlm.models.heads import (
     Head,
+    Planner,
     Positions,
     Scored,
     TiedHead,
@@ -188,12 +189,14 @@ class AnchoredTransformer(nn.Module):
         stale: Tensor | None = None,
         chain_weight: Tensor | None = None,
         chain_target: ChainTarget = "text",
+        planner: Planner | None = None,
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
         In a block-causal pair the anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
+        A `planner` changes the denoiser's weight by what the anchor network expects.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
@@ -217,6 +220,10 @@ class AnchoredTransformer(nn.Module):
                 chained = score_positions(states, self.head, targets, chain_weight, mask_id)
             if align_weight is not None:  # stale places have the same outputs
                 misalignment = places.misalignment(both.states, align_weight)
+        if planner is not None:
+            with torch.no_grad():
+                nats = score_positions(hidden.anchor, self.anchor.head, x, weight, mask_id, positions).nats
+            weight = planner.weight(weight, nats)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
         log_rates = None if self.rates is None else self.rates.of_masks(hidden.anchor)
         scored = replace(scored, causal=causal, chained=chained, misalignment=misalignment, log_rates=log_rates)

@@ -54,6 +54,25 @@ class Scored:
     """Of block-causal networks, if it was asked for: see `Places.misalignment`; a scalar with a gradient."""
 
 
+@dataclass(frozen=True)
+class Planner:
+    """More weight for masked tokens that a head expects, which are revealed early by orders of confidence."""
+
+    strength: float
+    temperature: float
+
+    @torch.no_grad()
+    def weight(self, weight: Tensor, nats: Tensor) -> Tensor:
+        """The weight (B, L) of masks, with a factor 1 + strength * share; the shares of a row have mean 1.
+
+        A mask's share is in proportion to p(token)^(1 / temperature), where nats (B, L) are -log p.
+        """
+        masked = weight != 0
+        shares = (-nats / self.temperature).masked_fill(~masked, -torch.inf).softmax(dim=1)
+        shares = torch.where(masked, shares * masked.sum(dim=1, keepdim=True), 0.0)  # a row without masks has NaN
+        return weight * (1 + self.strength * shares)
+
+
 class TiedHead(nn.Module):
     """A head with a bias of its own and the weight of another head or of the embedding, a parameter of that alone."""
 

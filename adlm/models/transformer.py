@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from adlm.config.schema import ChainTarget, Model
 from adlm.models.chain import Chain
 from adlm.models.gpt2 import Gpt2Block
-from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
+from adlm.models.heads import Head, Planner, Positions, Scored, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
     LayerNorm,
     RMSNorm,
@@ -333,17 +333,23 @@ class Transformer(nn.Module):
         chain_weight: Tensor | None = None,
         chain_target: ChainTarget = "text",
         align_weight: Tensor | None = None,
+        planner: Planner | None = None,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
         wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
         (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, whose targets
-        are x or the clean copy's predictions (`chain_target`), and `align_weight` that of the copies' misalignment.
+        are x or the clean copy's predictions (`chain_target`), and `align_weight` that of the copies' misalignment. On
+        whole rows a `planner` changes the weight.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
             hidden = self.hidden(z, sigma, pad)
+            if planner is not None:
+                with torch.no_grad():
+                    nats = score_positions(hidden, self.head, x, weight, mask_id, positions).nats
+                weight = planner.weight(weight, nats)
             scored = score_positions(hidden, self.head, x, weight, mask_id, positions)
             return scored if self.rates is None else replace(scored, log_rates=self.rates.of_masks(hidden))
         places = self.text_blocks.places(x, z, pad, first_block)

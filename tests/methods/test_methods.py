@@ -163,6 +163,46 @@ def test_without_a_bridge_the_anchor_loss_trains_only_the_blocks_before_its_head
     assert all(torch.is_tensor(trained[0][key]) for key in trained[0] if key.startswith("denoiser."))
 
 
+@pytest.mark.parametrize("name", ["mdlm", "adlm"])
+def test_a_planner_adds_weight_where_a_head_expects_the_token(name):
+    """Of adlm the anchor network's; what is reported stays the bound, and the weights get no gradient."""
+    train = Train(planner=2.0, planner_temperature=0.5)
+    plain_config = settings(name, anchor=Anchor(gamma=0.0), schedule=Schedule(eps=1e-3))
+    config, x, t = replace(plain_config, train=train), text(), torch.tensor([0.2, 0.4, 0.6, 0.9]).double()
+    method, network, z = method_of(config), random_network(config).double(), noising(x).z
+    z[3] = x[3]  # a row without masks
+    loss = method.loss_at(network, x, NoisedBatch(z, t))
+    masked, clean = z == MASK, torch.arange(12) != MASK
+    planned = network.anchor_logits(z) if name == "adlm" else network(z)
+    expected = planned[..., clean].log_softmax(-1).exp()
+    place = (clean.long().cumsum(0) - 1)[x][..., None]
+    chance = (expected.gather(-1, place)[..., 0] ** 2 * masked).detach()
+    shares = chance / chance.sum(dim=1, keepdim=True).clamp(min=1e-300) * masked.sum(dim=1, keepdim=True)
+    right = -network(z)[..., clean].log_softmax(-1).gather(-1, place)[..., 0]
+    weight = masked / t[:, None]
+    total = (weight * (1 + 2 * shares) * right).sum()
+    torch.testing.assert_close(loss.total, total)
+    torch.testing.assert_close(loss.nats, (weight * right).detach())
+    assert "nelbo" not in loss.parts
+    total.backward()
+    gradients = {key: weight.grad for key, weight in network.named_parameters() if weight.grad is not None}
+    network.zero_grad()
+    loss.total.backward()
+    for key, weight in network.named_parameters():
+        torch.testing.assert_close(weight.grad, gradients[key], msg=key) if weight.grad is not None else None
+    plain = method_of(plain_config).loss_at(network, x, NoisedBatch(z, t))
+    assert torch.equal(plain.nats, loss.nats)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "ar"}, {"method": "sedd", "schedule": Schedule(eps=1e-3)}, {"model": Model(block_length=4)}],
+)
+def test_a_planner_is_for_masks_of_whole_rows(options):
+    with pytest.raises(UserError, match="planner 1 is for adlm and mdlm on whole rows"):
+        method_of(replace(settings("mdlm"), train=Train(planner=1.0), **options))
+
+
 def test_the_adlm_loss_is_the_anelbo_written_out():
     """weight * (masked cross-entropy + gamma * anchor cross-entropy at anchors), summed over tokens."""
     config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), schedule=Schedule(eps=1e-3))
