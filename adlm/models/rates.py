@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Model, Rates
@@ -64,9 +65,9 @@ class RevealRates(nn.Module):
             return TextRates((-math.log(self.strength) * share).expand(x.shape))
         if self.rule == "anchors":
             assert self.table is not None
-            return TextRates(self.table[x][..., 0].detach())
+            return TextRates(F.embedding(x, self.table)[..., 0].detach())
         if self.table is not None:
-            learnt = TABLE_STEP * self.table[x]
+            learnt = TABLE_STEP * F.embedding(x, self.table)
         else:
             assert self.reader is not None
             assert self.text is not None

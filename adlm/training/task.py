@@ -36,7 +36,7 @@ from adlm.checkpoints.adapter import (
 )
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.load import init_folder, init_template
-from adlm.config.schema import Config
+from adlm.config.schema import Config, Vocabulary
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare, template_sha256
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
@@ -67,6 +67,8 @@ from adlm.training.step import TrainState, generator_of, micro_batch_shape, seed
 LARGE = 10**9  # bytes of shards: verifying more than this is reported
 SAMPLED_TOKENS = 2**20  # about how many tokens the frequencies of symbols are estimated from
 PREPARED_TOKENIZER = "tokenizer.json"  # the option `tokenizer` of a run whose prepared folder has its own tokenizer
+
+ANY_VOCABULARY = Vocabulary(size=2**31 - 1, mask_id=0, bos_id=1, eos_id=2)  # while the tokenizer is not known
 
 Report = Callable[[str], None]
 
@@ -301,7 +303,8 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
             f"train.lora_rank {config.train.lora_rank} needs a model to start from; add init=MODEL, or "
             "train.lora_rank=0 to train all weights"
         )
-    # a damaged base is refused before text is prepared; a run that has started needs only that of LoRA
+    method_of(replace(config, vocabulary=config.vocabulary or ANY_VOCABULARY))  # wrong options, and
+    # a damaged base, are refused before text is prepared; a run that has started needs only that of LoRA
     base = base_of_run(config.init) if config.train.lora_rank else None
     if config.init and base is None and run.config is None:
         check_files_of(config.init)

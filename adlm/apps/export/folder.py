@@ -59,7 +59,8 @@ def check_exportable(lm: LanguageModel) -> None:
         )
     if config.method not in METHODS.built_in or lm.method.auto_class is None:
         supported = [name for name in METHODS.built_in if METHODS[name].auto_class is not None]
-        raise UserError(f"method {config.method} cannot be exported to hf; {', '.join(supported)} can")
+        kind = config.method if config.rates.rule == "none" else f"{config.method} with rates.rule {config.rates.rule}"
+        raise UserError(f"method {kind} cannot be exported to hf; {', '.join(supported)} can")
     _check_built_in("schedule.name", config.schedule.name, SCHEDULES)
     if lm.method.anchored:
         _check_built_in("model.bridge", config.model.bridge, BRIDGES)
