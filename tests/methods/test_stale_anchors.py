@@ -22,7 +22,7 @@ from adlm.likelihood.estimators import order
 from adlm.methods import method_of
 from adlm.methods.adlm import frozen_stale_denoiser
 from adlm.methods.masked_diffusion import NoisedBatch
-from adlm.sampling.events import PositionsFirst
+from adlm.sampling.events import PositionsFirst, padded_num_rows
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 
@@ -195,41 +195,42 @@ def test_the_networks_of_a_frozen_pair_run_apart():
     torch.testing.assert_close(network.head(last), network(z, None, pad, stale=read), atol=1e-10, rtol=0)
 
 
-def rows_read_by_anchors(monkeypatch, num_tokens: int, sampling: Sampling, num_rows: int = 8) -> list[list[int]]:
-    """Of each call of a sampling run, the numbers of rows that the anchor network has read."""
+def calls_of_anchors(monkeypatch, num_tokens: int, sampling: Sampling, num_rows: int = 8):
+    """(frame, numbers of rows that the anchor network has read for it), of every frame of a run but the canvas."""
     method, network = stale(2, length=num_tokens)
-    frozen, calls = FrozenNetwork(network), [[]]
-    run_anchor = FrozenNetwork._run_anchor
+    run_anchor, read = FrozenNetwork._run_anchor, []
 
     def counted(self, ids, *others):
-        calls[-1].append(len(ids))
+        read.append(len(ids))
         return run_anchor(self, ids, *others)
 
     monkeypatch.setattr(FrozenNetwork, "_run_anchor", counted)
-    frames = method.generate(frozen, torch.full((num_rows, num_tokens), MASK), sampling, RowRng(0, range(num_rows)))
-    next(frames)  # the canvas
-    for _ in frames:
-        calls.append([])
-    return calls[:-1]
+    canvas = torch.full((num_rows, num_tokens), MASK)
+    frames = method.generate(FrozenNetwork(network), canvas, sampling, RowRng(0, range(num_rows)))
+    next(frames)
+    for frame in frames:
+        yield frame, list(read)
+        read.clear()
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
 def test_the_anchor_network_runs_in_every_kth_call_of_rows_in_step(monkeypatch, sampler):
-    calls = rows_read_by_anchors(monkeypatch, 200, Sampling(sampler=sampler, steps=10, anchor_every=4))
-    assert calls == [[8] if number % 4 == 0 else [] for number in range(10)]
+    calls = calls_of_anchors(monkeypatch, 200, Sampling(sampler=sampler, steps=10, anchor_every=4))
+    assert [read for _, read in calls] == [[8] if number % 4 == 0 else [] for number in range(10)]
 
 
 def test_rows_out_of_step_read_anchors_only_where_they_are_due(monkeypatch):
-    """With 400 steps for 4 tokens almost every call of a row begins another period: the anchor network saves little.
-
-    Complete rows are no longer read, and a number of rows is rounded up to the batch halved as often as they fit.
-    """
-    calls = rows_read_by_anchors(monkeypatch, 4, Sampling(steps=400, anchor_every=100))
-    read = [sum(call) for call in calls]
-    assert calls[0] == [8]
-    assert all(len(call) <= 1 and set(call) <= {1, 2, 4, 8} for call in calls)
-    assert sum(read) < 8 * len(calls)
-    assert any(0 < each < 8 for each in read)
+    """The numbers of rows, of a call and of those that are due in it, are rounded up to the batch halved repeatedly."""
+    period, some_due = torch.full((8,), -1), 0
+    for frame, read in calls_of_anchors(monkeypatch, 12, Sampling(steps=100, anchor_every=25)):
+        reveals = frame.revealed.any(dim=1)  # complete rows reveal nothing
+        step = ((1 - frame.t) * 100).round().long() - 1
+        due = reveals & (step // 25 != period)
+        period = torch.where(reveals, step // 25, period)
+        num_rows, num_due = padded_num_rows(int(reveals.sum()), 8), int(due.sum())
+        assert read == ([padded_num_rows(num_due, num_rows)] if num_due else [])
+        some_due += 0 < num_due < int(reveals.sum())
+    assert some_due > 3
 
 
 def test_functions_of_equal_shapes_have_graphs_of_their_own():
