@@ -20,7 +20,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import subs
 from adlm.distributed import device_name
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
+from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas
@@ -265,6 +265,10 @@ class CountingNetwork(FrozenNetwork):
         self.calls += 1
         return super().hidden(z, sigma, pad)
 
+    def denoise(self, z: Tensor, anchors: AnchorStates, pad: Tensor | None = None) -> HiddenStates:
+        self.calls += 1  # with stale anchors; the calls that also run the anchor network are among them
+        return super().denoise(z, anchors, pad)
+
     def read_and(
         self, key: object, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None
     ) -> Result:
@@ -361,6 +365,10 @@ def _sample(
         raise UserError(
             f"--plain samples the full posterior at every step, which sampling.sampler {sampling.sampler} does not "
             "have; try ancestral"
+        )
+    if sampling.anchor_every > 1:
+        raise UserError(
+            f"--plain runs both networks at every step, and sampling.anchor_every is {sampling.anchor_every}; use 1"
         )
     run = cast(MaskedDiffusion, method).sampling_run(network, canvas, sampling, rng, None)
     logits = logits_everywhere(network, method.conditioning_sigma, None)

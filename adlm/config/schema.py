@@ -501,7 +501,7 @@ class Sampling:
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
     anchor_every: Count = 1
-    """Block-causal adlm: the anchor network runs at every k-th step of a block, the denoiser at all; training too."""
+    """adlm: the anchor network runs at every k-th step of a row or block, the denoiser at all; in training too."""
     drafts: CountOrZero | None = None
     """speculative: tokens drafted in a call; null is block_length - 1 on a GPU and 0 elsewhere; same distribution."""
     verify: bool = True

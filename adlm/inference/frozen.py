@@ -72,7 +72,7 @@ class CudaGraph(Generic[Result]):
 
 
 class GraphCache(Generic[Result]):
-    """Captures functions on one device and caches the most recently used graphs by the shapes of their inputs.
+    """Captures functions on one device and caches the most recently used graphs by function and shapes of the inputs.
 
     The graphs share one memory pool: a result is valid until the next replay of any of them.
     """
@@ -88,10 +88,10 @@ class GraphCache(Generic[Result]):
             return CudaGraph(function, inputs, self)
 
     def replay(self, function: Callable[..., Result], *inputs: Tensor | None) -> Result:
-        """function(*inputs), captured if no cached graph has these shapes. Always pass the same function."""
-        shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
-        graph = self.graphs.pop(shapes, None) or self.capture(function, *inputs)
-        self.graphs[shapes] = graph  # moved to the end: the least recently used graph is evicted first
+        """function(*inputs), captured if no cached graph of an equal function has these shapes."""
+        key = (function, *(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs))
+        graph = self.graphs.pop(key, None) or self.capture(function, *inputs)
+        self.graphs[key] = graph  # moved to the end: the least recently used graph is evicted first
         if len(self.graphs) > self.max_graphs:
             del self.graphs[next(iter(self.graphs))]
         return graph.replay(*inputs)
@@ -137,6 +137,17 @@ class AnchorStates:
     def after(self, num: int) -> "AnchorStates":
         """Those from token `num` on."""
         return self._part(slice(num, None))
+
+    def rows(self, num: int) -> "AnchorStates":
+        """Those of the first `num` rows."""
+        return AnchorStates(self.ids[:num], self.hidden[:num], None if self.bridged is None else self.bridged[:num])
+
+    def renew(self, where: Tensor, new: "AnchorStates") -> None:
+        """Overwrite the rows `where` (N,) by N new ones."""
+        self.ids.index_copy_(0, where, new.ids)
+        self.hidden.index_copy_(0, where, new.hidden)
+        if self.bridged is not None and new.bridged is not None:
+            self.bridged.index_copy_(0, where, new.bridged)
 
     def copy(self) -> "AnchorStates":
         """With CUDA graphs the next call overwrites the original."""
@@ -241,33 +252,55 @@ class FrozenNetwork:
         self.max_idle_caches = 0
         self.graph_cache = None
         if graphs is not False and not why_no_cuda_graphs(like.device):
-            self.graph_cache, self.max_idle_caches = GraphCache[HiddenStates](like.device), MAX_IDLE_CACHES
+            self.graph_cache, self.max_idle_caches = GraphCache[Any](like.device), MAX_IDLE_CACHES
 
     @torch.no_grad()
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
         """sigma (B,) is the noise level for time-conditioned networks, 0 where it is None. pad is True at padding."""
-        num_rows = len(z)
-        if self.batch is not None:
-            assert num_rows <= self.batch, f"{num_rows} rows do not fit a fixed batch of {self.batch}"
-            sigma, pad = (None if each is None else repeat_first(each, self.batch) for each in (sigma, pad))
-            z = repeat_first(z, self.batch)
-        if self.graph_cache is None:
-            hidden = self._hidden(z, sigma, pad)
-        else:
-            hidden = self.graph_cache.replay(self._hidden, z, sigma, pad)
+        hidden = self._on_rows(self._hidden, z, sigma, pad)
         if self.batch is None:
             return hidden
-        return HiddenStates(hidden.last[:num_rows], None if hidden.anchor is None else hidden.anchor[:num_rows])
+        return HiddenStates(hidden.last[: len(z)], None if hidden.anchor is None else hidden.anchor[: len(z)])
+
+    @torch.no_grad()
+    def read_anchors(self, z: Tensor, pad: Tensor | None = None) -> AnchorStates:
+        """The anchor network's part of `hidden`, of whole rows and without sigma; no later call overwrites it."""
+        return self._on_rows(self._read_anchors, z, pad).rows(len(z)).copy()
+
+    @torch.no_grad()
+    def denoise(self, z: Tensor, anchors: AnchorStates, pad: Tensor | None = None) -> HiddenStates:
+        """The denoiser's part of `hidden`, given what the anchor network read of the same rows, then or before."""
+        last = self._on_rows(self._denoise, z, pad, anchors.ids, anchors.bridged)[: len(z)]
+        return HiddenStates(last, anchors.hidden)
+
+    def _on_rows(self, function: Callable[..., Result], z: Tensor, *inputs: Tensor | None) -> Result:
+        """function(z, *inputs), captured with CUDA graphs; with a fixed batch the rows of all of them are padded."""
+        if self.batch is not None:
+            assert len(z) <= self.batch, f"{len(z)} rows do not fit a fixed batch of {self.batch}"
+            inputs = tuple(None if each is None else repeat_first(each, self.batch) for each in inputs)
+            z = repeat_first(z, self.batch)
+        if self.graph_cache is None:
+            return function(z, *inputs)
+        return self.graph_cache.replay(function, z, *inputs)  # type: ignore[no-any-return]
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
         if self.text_blocks is not None:
             return self.block_hidden(z, z, pad)[0]
+        return self._run_trunks(z, *self._whole_rows(z, pad), sigma)
+
+    def _read_anchors(self, z: Tensor, pad: Tensor | None) -> AnchorStates:
+        return self._run_anchor(z, *self._whole_rows(z, pad), None)
+
+    def _denoise(self, z: Tensor, pad: Tensor | None, read: Tensor, bridged: Tensor) -> Tensor:
+        anchors = AnchorStates(read, bridged, bridged)  # the denoiser reads no hidden states
+        return self._run_denoiser(z, anchors, *self._whole_rows(z, pad), None).last
+
+    def _whole_rows(self, z: Tensor, pad: Tensor | None) -> tuple[Tensor, Attend]:
+        """The positions of rows z (B, L), and their attention."""
         rotary, causal, kv_heads = self.rotary_table(z.shape[1]), self.trunk.causal, self.trunk.kv_heads
         visible = None if pad is None else attention_mask(pad, causal)
         positions = torch.arange(z.shape[1], device=z.device)
-        return self._run_trunks(
-            z, positions, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma
-        )
+        return positions, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads)
 
     @torch.no_grad()
     def block_hidden(

@@ -7,6 +7,7 @@ terms in training is 1.
 Shapes: B sequences, L tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -18,11 +19,15 @@ from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics, anchor_rule, no_statistics
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.diffusion.times import BatchRng
+from adlm.errors import UserError
+from adlm.inference.frozen import AnchorStates, FrozenNetwork, repeat_first
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import FrozenOutput, MaskedDiffusion, NetworkOutput, NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
+from adlm.sampling.events import padded_num_rows
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, SamplingRun
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,19 @@ class Anchored:
 @dataclass(frozen=True)
 class Adlm(Anchored, MaskedDiffusion):
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
+
+    def __post_init__(self) -> None:
+        time, sampling, every = self.config.time, self.config.sampling, self.config.sampling.anchor_every
+        if every > 1 and (time.steps != sampling.steps or time.sigma):
+            raise UserError(
+                f"sampling.anchor_every {every} needs the bound on the sampler's grid, without remasking: time.steps "
+                f"{time.steps} must be sampling.steps {sampling.steps}, and time.sigma 0"
+            )
+        if every > 1 and self.schedule.mask_chance(torch.zeros((), dtype=torch.float64)) > 0:
+            raise UserError(
+                f"sampling.anchor_every {every} needs a schedule without masks at t = 0, and schedule.name "
+                f"{self.config.schedule.name} leaves some; use log-linear"
+            )
 
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
@@ -111,3 +129,74 @@ class Adlm(Anchored, MaskedDiffusion):
     def score(self, network: AnchoredTransformer, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
         """The denoiser's cross-entropy of x given z."""
         return network.score(z, x, weight, None, self.mask_id, **options)[0]
+
+    def run_sampler(self, network: Any, run: SamplingRun) -> Iterator[Frame]:
+        every = run.sampling.anchor_every
+        if every == 1:
+            return super().run_sampler(network, run)
+        denoiser_of = frozen_stale_denoiser if isinstance(network, FrozenNetwork) else stale_denoiser
+        frames = super().run_sampler(network, replace(run, denoiser=denoiser_of(network, self.mask_id, every)))
+        return (frame for frame in frames)  # no `PositionsFirst`: the denoiser is that of these rows, no other may join
+
+
+class Refreshes:
+    """When the anchor network runs: at the first call that a row makes in every `every` steps."""
+
+    def __init__(self, every: int):
+        self.every, self._num_calls = every, 0
+        self._period = torch.empty(0, dtype=torch.int64)
+
+    def due(self, num_rows: int, step: Tensor | None) -> Tensor:
+        """(B,), True at rows whose anchors are to be renewed in this call; later calls have the same rows or fewer."""
+        reached = torch.full((num_rows,), self._num_calls) if step is None else step
+        period = torch.div(reached, self.every, rounding_mode="floor")
+        due = period != self._period[:num_rows] if self._num_calls else torch.ones(num_rows, dtype=torch.bool)
+        self._period, self._num_calls = period, self._num_calls + 1
+        return due
+
+
+def stale_denoiser(network: Any, mask_id: int, every: int) -> Denoiser:
+    """The denoiser of rows, or of one block, whose anchor network runs every `every` steps: the plain form."""
+    refreshes, read = Refreshes(every), torch.empty(0)
+
+    def denoise(
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
+    ) -> DenoiserOutput:
+        nonlocal read
+        due = refreshes.due(len(z), step).to(z.device)
+        read = z.clone() if due.all() else torch.where(due[:, None], z, read[: len(z)])
+        return NetworkOutput(network, z, None, pad, mask_id, {"stale": read})
+
+    return denoise
+
+
+def frozen_stale_denoiser(network: FrozenNetwork, mask_id: int, every: int) -> Denoiser:
+    """`stale_denoiser` of whole rows by a frozen network: the anchor network reads the rows that are due, no others."""
+    refreshes = Refreshes(every)
+    anchors: AnchorStates | None = None
+
+    def denoise(
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
+    ) -> DenoiserOutput:
+        nonlocal anchors
+        due = refreshes.due(len(z), step)
+        if anchors is None or due.all():
+            anchors = network.read_anchors(z, pad)
+        else:
+            anchors = anchors.rows(len(z))
+            if due.any():
+                where, num = due.nonzero()[:, 0], int(due.sum())
+                read = repeat_first(where, padded_num_rows(num, len(z))).to(z.device)
+                new = network.read_anchors(z[read], None if pad is None else pad[read])
+                anchors.renew(read[:num], new.rows(num))
+        return FrozenOutput(network, network.denoise(z, anchors, pad), mask_id)
+
+    return denoise

@@ -23,7 +23,7 @@ from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, KVCache, OpenTokens
-from adlm.methods.adlm import Adlm
+from adlm.methods.adlm import Adlm, Refreshes, stale_denoiser
 from adlm.methods.infilling import Candidates, check_room, generate_arranged
 from adlm.methods.inputs import (
     check_left_to_right,
@@ -34,7 +34,7 @@ from adlm.methods.inputs import (
     vocabulary_of,
     with_first_token,
 )
-from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NetworkOutput, NoisedBatch
+from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.speculative import check_speculative, generate_speculative
 from adlm.models.anchored import AnchoredTransformer
@@ -336,41 +336,6 @@ class BlockCausal(MaskedDiffusion):
             yield from sample_blocks(sampler_of(sampling), run, bounds, open_block, ending)
 
 
-class Refreshes:
-    """When the anchor network runs in a block: at the first call that a row makes in every `every` steps."""
-
-    def __init__(self, every: int):
-        self.every, self._num_calls = every, 0
-        self._period = torch.empty(0, dtype=torch.int64)
-
-    def due(self, num_rows: int, step: Tensor | None) -> Tensor:
-        """(B,), True at rows whose anchors are to be renewed in this call; later calls have the same rows or fewer."""
-        reached = torch.full((num_rows,), self._num_calls) if step is None else step
-        period = torch.div(reached, self.every, rounding_mode="floor")
-        due = period != self._period[:num_rows] if self._num_calls else torch.ones(num_rows, dtype=torch.bool)
-        self._period, self._num_calls = period, self._num_calls + 1
-        return due
-
-
-def stale_denoiser(network: Any, mask_id: int, every: int) -> Denoiser:
-    """The denoiser of one block whose anchor network runs every `every` steps: the plain form, without a cache."""
-    refreshes, read = Refreshes(every), torch.empty(0)
-
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
-        nonlocal read
-        due = refreshes.due(len(z), step).to(z.device)
-        read = z.clone() if due.all() else torch.where(due[:, None], z, read[: len(z)])
-        return NetworkOutput(network, z, None, pad, mask_id, {"stale": read})
-
-    return denoise
-
-
 class CachedBlocks:
     """The denoisers of text blocks: the open block attends to the keys and values of the finished ones.
 
@@ -502,18 +467,8 @@ class BlockMdlm(BlockCausal, Mdlm):
 @dataclass(frozen=True)
 class BlockAdlm(BlockCausal, Adlm):
     def __post_init__(self) -> None:
-        super().__post_init__()
-        time, sampling = self.config.time, self.config.sampling
-        if sampling.anchor_every > 1 and (time.steps != sampling.steps or time.sigma):
-            raise UserError(
-                f"sampling.anchor_every {sampling.anchor_every} needs the bound on the sampler's grid, without "
-                f"remasking: time.steps {time.steps} must be sampling.steps {sampling.steps}, and time.sigma 0"
-            )
-        if sampling.anchor_every > 1 and self.schedule.mask_chance(torch.zeros((), dtype=torch.float64)) > 0:
-            raise UserError(
-                f"sampling.anchor_every {sampling.anchor_every} needs a schedule without masks at t = 0, and "
-                f"schedule.name {self.config.schedule.name} leaves some; use log-linear"
-            )
+        BlockCausal.__post_init__(self)
+        Adlm.__post_init__(self)
 
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, text_blocks=self.text_blocks)

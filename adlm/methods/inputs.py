@@ -125,13 +125,28 @@ def check_anchor_every(config: Config, sampling: Sampling) -> None:
     every, option = sampling.anchor_every, "sampling.anchor_every"
     if every == 1:
         return
-    if config.method != "adlm" or not config.model.block_length or not config.model.num_denoiser_blocks:
-        kind = f"method {config.method} with model.block_length {config.model.block_length}"
+    if config.method != "adlm" or not config.model.num_denoiser_blocks:
+        kind = f"method {config.method}" if config.method != "adlm" else "model.denoiser_blocks 0"
+        raise UserError(f"{option} {every} is for adlm with a denoiser, and this is {kind}; use {option}=1", option)
+    if config.model.time_conditioning:
         raise UserError(
-            f"{option} {every} is for block-causal adlm with a denoiser, and this is {kind}; use {option}=1", option
+            f"{option} {every} gives the two networks ids of two times, and model.time_conditioning true tells them "
+            f"one; use {option}=1 or model.time_conditioning=false",
+            option,
+        )
+    if config.rates.rule != "none":
+        raise UserError(
+            f"{option} {every} is for steps of a time grid, and rates.rule {config.rates.rule} has none; use "
+            f"{option}=1 or rates.rule=none",
+            option,
         )
     if sampling.sampler == "speculative":
         raise UserError(f"{option} {every} is for samplers with steps, and speculative has none; use 1", option)
+    if sampler_of(sampling).long_texts:
+        raise UserError(
+            f"{option} {every} is for texts of one row, and {sampling.sampler} slides a window; use 1, or ancestral",
+            option,
+        )
 
 
 def has_text_after_hole(canvas: Tensor, mask_id: int, pad: Tensor | None) -> Tensor:

@@ -211,7 +211,7 @@ class MaskedDiffusion:
         return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
 
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        """What else `score` needs of the noise; only block-causal methods have such options."""
+        """What else `score` needs of the noise: of block-causal methods, and of stale anchors."""
         return {}
 
     # The bound
@@ -409,7 +409,8 @@ class NetworkOutput:
     @torch.no_grad()
     def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
         with eval_mode(self.network):
-            logits = self.network.anchor_logits(self.z, self.sigma, self.pad)  # type: ignore[operator]
+            read = self.options.get("stale", self.z)
+            logits = self.network.anchor_logits(read, self.sigma, self.pad)  # type: ignore[operator]
             return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ from adlm.models.heads import (
     score_positions,
 )
 from adlm.models.rates import RevealRates, TextRates
-from adlm.models.text_blocks import Layout, Places, TextBlocks
+from adlm.models.text_blocks import Layout, TextBlocks
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
@@ -97,18 +97,20 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None,
         cross: Callable[..., Tensor] | None = None,
         layout: Layout | None = None,
-        stale: Places | None = None,
+        stale: Tensor | None = None,
+        stale_layout: Layout | None = None,
         keep_states: bool = False,
     ) -> PairHidden:
         """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places.
 
-        The anchor network reads `stale` instead, if it is given. The denoiser's input is then corrected by what has
-        changed since: the residual stream contains the embedded ids, so the difference of the two is added.
+        The anchor network reads `stale`, in `stale_layout`, instead of z, if it is given. The denoiser's input is then
+        corrected by what has changed since: the residual stream contains the embedded ids, so the difference of the two
+        is added.
         """
         embedded, anchor_layout = self.anchor.embedding(z), layout
         current = embedded
         if stale is not None:
-            embedded, anchor_layout = self.anchor.embedding(stale.ids), stale.layout
+            embedded, anchor_layout = self.anchor.embedding(stale), stale_layout
         stream = self.anchor.trunk.residual_stream(
             embedded, sigma, pad, None, self.early_blocks, anchor_layout, keep_states
         )
@@ -147,10 +149,11 @@ class AnchoredTransformer(nn.Module):
         """The denoiser's states; `stale` as in `score`."""
         blocks = self.anchor.text_blocks
         if blocks is None:
-            return self._hidden(z, sigma, pad).denoiser
+            return self._hidden(z, sigma, pad, stale=stale).denoiser
         places = blocks.places(z, z, pad, first_block)
-        read = None if stale is None else blocks.places(z, stale, pad, first_block)
-        return places.noisy(self._hidden(places.ids, None, None, layout=places.layout, stale=read).denoiser)
+        read, read_layout = _read_places(blocks, z, stale, pad, first_block)
+        hidden = self._hidden(places.ids, None, None, layout=places.layout, stale=read, stale_layout=read_layout)
+        return places.noisy(hidden.denoiser)
 
     def forward(
         self,
@@ -195,7 +198,7 @@ class AnchoredTransformer(nn.Module):
 
         The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
-        In a block-causal pair the anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
+        The anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
         A `planner` changes the denoiser's weight by what the anchor network expects.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
@@ -203,12 +206,12 @@ class AnchoredTransformer(nn.Module):
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
         blocks, causal, chained, misalignment = self.anchor.text_blocks, None, None, None
         if blocks is None:
-            hidden = self._hidden(z, sigma, pad)
+            hidden = self._hidden(z, sigma, pad, stale=stale)
         else:
             places = blocks.places(x, z, pad, first_block)
-            read = None if stale is None else blocks.places(x, stale, pad, first_block)
+            read, read_layout = _read_places(blocks, x, stale, pad, first_block)
             keep_states = align_weight is not None
-            both = self._hidden(places.ids, None, None, None, places.layout, read, keep_states)
+            both = self._hidden(places.ids, None, None, None, places.layout, read, read_layout, keep_states)
             early = None if both.early is None else places.noisy(both.early)
             hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early, [])
             if causal_weight is not None:
@@ -255,6 +258,16 @@ class AnchoredTransformer(nn.Module):
             _plain_score(hidden.denoiser, self.denoiser.head, x, weight, mask_id),
             _plain_score(hidden.anchor, self.anchor.head, x, anchor_weight, None),
         )
+
+
+def _read_places(
+    blocks: TextBlocks, x: Tensor, stale: Tensor | None, pad: Tensor | None, first_block: int | None
+) -> tuple[Tensor | None, Layout | None]:
+    """What the anchor network of a block-causal pair reads in place of the noisy copy: ids of places, their layout."""
+    if stale is None:
+        return None, None
+    places = blocks.places(x, stale, pad, first_block)
+    return places.ids, places.layout
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ class NetworkCall:
     t: Tensor
     """(B,), the time each row has reached after this call."""
     step: Tensor
-    """(B,), the step at which each row makes this call."""
+    """(B,), the step at which each row makes this call; unused from row `num_rows` on."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,14 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
     inverse = host_inverse.to(canvas.device)
     z, chance = canvas[order], (canvas != mask_id).float()[order]
     pad = None if run.pad is None else run.pad[order]
+    reached = torch.zeros(len(z), dtype=torch.int64)
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
         read = z[inverse]
-        num_rows = _padded_num_rows(call.num_rows, len(z))
+        num_rows = padded_num_rows(call.num_rows, len(z))
         padding = None if pad is None else pad[:num_rows]
-        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], call.step[:num_rows])
+        reached = torch.cat([call.step[: call.num_rows], reached[call.num_rows :]])  # complete rows go no further
+        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
         drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
         if call.is_final is not None and run.sampling.final == "argmax":
@@ -198,7 +200,7 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         yield Frame(z[inverse], t, revealed, remasked, chance[inverse], read, alpha)
 
 
-def _padded_num_rows(num_needed: int, num_rows: int) -> int:
+def padded_num_rows(num_needed: int, num_rows: int) -> int:
     """The batch size halved while the needed rows fit: the device sees few shapes, and surplus rows cost little."""
     while (num_rows + 1) // 2 >= num_needed and num_rows > 1:
         num_rows = (num_rows + 1) // 2

@@ -94,6 +94,8 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         ("books-adlm", "adlm-muon-2e-3", set()),
         ("books-adlm-random", "books-adlm-rare", {"anchor.rule"}),
         ("final-auxiliary", "final-adlm", {"model.bridge", "model.bridge_start"}),
+        ("asymmetric-8+4-gamma-0-every-4", "asymmetric-8+4-every-4", {"anchor.gamma"}),
+        ("asymmetric-10+2-every-8", "asymmetric-10+2", {"sampling.anchor_every"}),
     ],
 )
 def test_a_control_differs_from_its_model_in_what_it_controls(control, model, changed):

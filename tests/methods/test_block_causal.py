@@ -808,8 +808,16 @@ def test_samples_with_stale_anchors_have_their_distribution(block_length, every,
         torch.testing.assert_close(-nats, log_p.float(), atol=1e-5, rtol=0, check_dtype=False)
 
 
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+def test_anchor_first_scores_by_the_anchors_that_were_read_last_with_and_without_cache(masked_keys):
+    method, network = stale(3, 2, length=14, masked_keys=masked_keys)
+    sampling = replace(method.config.sampling, sampler="anchor-first")
+    plain, cached = (sampled(method, each, sampling, 4, 14) for each in (network, FrozenNetwork(network)))
+    assert (plain == cached).all()
+
+
 def test_what_stale_anchors_cannot_do_is_refused():
-    with pytest.raises(UserError, match="anchor_every 2 is for block-causal adlm"):
+    with pytest.raises(UserError, match="anchor_every 2 is for adlm with a denoiser, and this is method mdlm"):
         method_of(replace(tiny(2), sampling=Sampling(anchor_every=2)))
     with pytest.raises(UserError, match=r"time.steps 0 must be sampling.steps 128"):
         method_of(replace(tiny(2, method="adlm"), sampling=Sampling(anchor_every=2)))

@@ -60,6 +60,7 @@ def sample(worker, rows):
 
 REQUESTS = [
     ("adlm", 0, {"sampler": "ancestral", "steps": 16, "top_p": 0.9}),
+    ("adlm", 0, {"sampler": "ancestral", "steps": 16, "anchor_every": 4}),
     ("adlm", 0, {"sampler": "anchor-first", "steps": 8, "repetition_penalty": 1.2}),
     ("sedd", 0, {"sampler": "analytic", "steps": 8}),
     ("ar", 0, {"temperature": 0.7}),
@@ -75,7 +76,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:7]), ids=str)
+@pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:8]), ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(method, block_length, options, tmp_path):
     lm = adlm.load(small_model(tmp_path / method, method, length=40, block_length=block_length))
     worker = BatchWorker(method, lm, 3, 100, NoMonitor())
