@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import mostly_slow
 from worlds import batch_rng
 
 from adlm.config.schema import Config, Data, Model, Sampling, Schedule, Time, Vocabulary
@@ -29,6 +30,7 @@ MODELS = {
     "adlm of blocks": {"block_length": 3},
 }
 ORDERS_OF = [(name, each) for name in MODELS for each in ORDERS if "adlm" in name or each != "anchor-first"]
+SOME_ORDERS = mostly_slow(ORDERS_OF, *(pair for pair in ORDERS_OF if pair[0] == "adlm" or pair[1] == "entropy"))
 
 
 def config_of(name: str, length: int = LENGTH, **options) -> Config:
@@ -106,7 +108,7 @@ def by_hand(name: str, method, network, x: torch.Tensor, steps: int, given: tupl
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-@pytest.mark.parametrize(("name", "order_name"), ORDERS_OF)
+@pytest.mark.parametrize(("name", "order_name"), SOME_ORDERS)
 def test_the_likelihoods_of_all_rows_sum_to_1_and_are_those_of_a_plain_loop(name, order_name, steps):
     method, network = built(config_of(name))
     x = all_rows(method)
@@ -118,7 +120,7 @@ def test_the_likelihoods_of_all_rows_sum_to_1_and_are_those_of_a_plain_loop(name
     torch.testing.assert_close(log_p[some], expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "order_name"), ORDERS_OF)
+@pytest.mark.parametrize(("name", "order_name"), SOME_ORDERS)
 def test_given_tokens_are_visible_from_the_start_and_cost_nothing(name, order_name):
     method, network = built(config_of(name))
     x = all_rows(method, {2: 1})
@@ -150,7 +152,7 @@ def test_samples_have_the_probabilities_that_the_estimator_gives(name, order_nam
 
 @pytest.mark.parametrize("pad_is", ["masked", "attended"])
 @pytest.mark.parametrize("steps", [None, 3])
-@pytest.mark.parametrize(("name", "order_name"), ORDERS_OF)
+@pytest.mark.parametrize(("name", "order_name"), SOME_ORDERS)
 def test_a_row_among_others_has_the_nats_that_it_has_alone(name, order_name, steps, pad_is):
     method, network = built(config_of(name, length=9, data=Data(pad=pad_is)))
     x, lengths = torch.randint(3, (3, 9), generator=torch.Generator().manual_seed(1)), (9, 4, 7)

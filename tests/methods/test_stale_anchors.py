@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_models import mostly_slow
 from test_block_causal import MASK, CapturedFunctions, built, tiny
 from worlds import batch_rng
 
@@ -77,8 +78,8 @@ def grid_noise(x: torch.Tensor, every: int, num_steps: int):
                 yield q, NoisedBatch(z, t, s, stale=read)
 
 
-@pytest.mark.parametrize("bridge", ["logits", "hidden-plus-input", "none"])
-@pytest.mark.parametrize(("every", "num_steps"), [(2, 2), (2, 3), (2, 4), (3, 4)])
+@pytest.mark.parametrize("bridge", mostly_slow(["logits", "hidden-plus-input", "none"], "logits"))
+@pytest.mark.parametrize(("every", "num_steps"), mostly_slow([(2, 2), (2, 3), (2, 4), (3, 4)], (2, 3)))
 def test_the_bound_of_stale_anchors_is_a_bound_on_their_sampler(every, num_steps, bridge):
     method, network = stale(every, num_steps, bridge=bridge)
     x = texts()
@@ -92,7 +93,7 @@ def test_the_bound_of_stale_anchors_is_a_bound_on_their_sampler(every, num_steps
     assert (fresh - log_p).abs().max() > 1e-3, "another model than that of fresh anchors"
 
 
-@pytest.mark.parametrize(("every", "num_steps"), [(2, 3), (2, 4), (3, 4)])
+@pytest.mark.parametrize(("every", "num_steps"), mostly_slow([(2, 3), (2, 4), (3, 4)], (2, 4)))
 def test_noise_draws_nested_masks_on_the_grid(every, num_steps):
     method, _network = stale(every, num_steps)
     x, num = torch.tensor([[1, 1, 2]]), 60_000
@@ -111,7 +112,9 @@ def test_noise_draws_nested_masks_on_the_grid(every, num_steps):
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
     ("every", "num_steps", "sampler"),
-    [(2, 2, "ancestral"), (2, 3, "ancestral"), (2, 4, "ancestral"), (2, 3, "left-to-right")],
+    mostly_slow(
+        [(2, 2, "ancestral"), (2, 3, "ancestral"), (2, 4, "ancestral"), (2, 3, "left-to-right")], (2, 3, "ancestral")
+    ),
 )
 def test_samples_have_the_enumerated_distribution(every, num_steps, sampler, frozen):
     method, network = stale(every, num_steps)
@@ -154,7 +157,7 @@ def canvas_and_pad(length: int = 14):
 
 
 @pytest.mark.parametrize("steps", [4, 40])
-@pytest.mark.parametrize("bridge", ["hidden", "none"])
+@pytest.mark.parametrize("bridge", mostly_slow(["hidden", "none"], "hidden"))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_frozen_equals_plain_and_batched_equals_alone(sampler, bridge, steps):
     """With 4 steps rows are in step, with 40 each reveals tokens at steps of its own."""
