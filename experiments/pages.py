@@ -287,7 +287,7 @@ BLOCKS_OF_4 = ("blocks4", "blocks4-s1", "blocks4-s2")
 
 
 def quick_objective() -> str:
-    """Bounds of models of the quickstart by training weight and planner, each minus the model of its kind with the bound's."""
+    """Bounds of models of the quickstart by training weight and planner, minus those with the bound's weight."""
     mdlm, adlm = "quick-mdlm-bound", "quick-adlm-muon-identity"
     of_times = ("all-times", "t-min-0.2", "power-1", "power-1.5", "power-2")
     pairs = [("quick-mdlm-one", mdlm), *((f"quick-mdlm-muon-{each}", mdlm) for each in of_times)]
