@@ -529,7 +529,7 @@ def summary() -> str:
             "Yes, in blocks of 4; not in random order, and seldom faster",
             "bits per byte minus its causal fine-tuning: "
             f"{seeds_minus_causal(BLOCKS_OF_4, 'enwiki', 'left-to-right')} left to right, "
-            f"{seeds_minus_causal(BLOCKS_OF_4, 'enwiki', 'any-order')} in random order",
+            f"{seeds_minus_causal(BLOCKS_OF_4, 'enwiki', 'any-order')} in random order (± over seeds)",
             "[adapt](experiments/adapt/README.md)",
         ],
         [

@@ -27,13 +27,18 @@ def mask_counted(x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: Batc
 
 
 def draw_order(log_rates: Tensor, rng: BatchRng) -> Tensor:
-    """(B, L): tokens are revealed in order of falling numbers.
+    """(B, L), a random order of the tokens: see `order_by_clocks`."""
+    uniforms = rng.uniform(tuple(log_rates.shape), log_rates.device).double().clamp(min=2.0**-26)
+    return order_by_clocks(log_rates.double(), uniforms)
+
+
+def order_by_clocks(log_rates: Tensor, uniforms: Tensor) -> Tensor:
+    """(B, L): tokens are revealed in order of falling numbers, from uniform numbers (B, L) in [0, 1).
 
     Each time one of those left is revealed, with a probability in proportion to its rate: the one whose clock rings
     first, after a time of exponential distribution with that rate. The numbers are minus the logarithms of the times.
     """
-    uniforms = rng.uniform(tuple(log_rates.shape), log_rates.device).double().clamp(min=2.0**-26)
-    return log_rates.double() - torch.log(-torch.log1p(-uniforms))
+    return log_rates - torch.log(-torch.log1p(-uniforms))
 
 
 def mask_first(x: Tensor, text: Tensor, share: Tensor, order: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:

@@ -60,9 +60,8 @@ def log_order_chance(log_rates: Tensor, order: Tensor, text: Tensor, masked: Ten
     `order` (B, L) is that of `draw_order`. Of each step, it is the share of a rate in those of the tokens left.
     """
     by_order = order.masked_fill(~text, -torch.inf).argsort(dim=1)
-    rates, counts = (each.gather(1, by_order) for each in (log_rates.masked_fill(~text, -torch.inf), text & ~masked))
-    log_left = torch.logcumsumexp(torch.where(rates == -torch.inf, -1e30, rates), dim=1)
-    return torch.where(counts, rates - log_left, 0.0).sum(dim=1)
+    rates, counts = (each.gather(1, by_order) for each in (log_rates.masked_fill(~text, -1e30), text & ~masked))
+    return torch.where(counts, rates - torch.logcumsumexp(rates, dim=1), 0.0).sum(dim=1)
 
 
 def anchor_gamma(gamma: float, progress: float, warm_up: bool = True, until: float = 1.0) -> float | None:

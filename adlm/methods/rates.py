@@ -116,8 +116,8 @@ class Rated(MaskedDiffusion):
     def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
         """The bound. The gradient of learnt rates has two parts: that of the next step, and that of the order so far.
 
-        The latter is the gradient of the order's log probability times what the text costs [REINFORCE]. Less noise, and
-        no bias either, has what it costs minus `expected`, which is trained to predict that.
+        The second is the gradient of the order's log probability times what the text costs [REINFORCE]. From the cost
+        `expected` is subtracted, a baseline that is trained to predict it: this lowers the noise and adds no bias.
         """
         loss, order_drawn = super().loss_of(scored, weight, x, noised, pad), noised.order
         if order_drawn is None or scored.log_rates is None:
@@ -125,7 +125,7 @@ class Rated(MaskedDiffusion):
         masked = noised.z == self.mask_id
         drawn = log_reveal_chances(order_drawn.log_rates, masked)
         order = drawn - log_reveal_chances(scored.log_rates, masked)
-        # weight is a constant: the ratio is 1, and its gradient is that of the probability with which x was masked
+        # the weight has q_l as a constant; the ratio is 1, and its gradient is that of log q_l
         ratio = (drawn - drawn.detach()).exp()
         total = (weight * ratio * (scored.nats + order)).sum() - (weight * scored.nats).sum()
         nats = (weight * order).detach()
@@ -149,16 +149,12 @@ class Rated(MaskedDiffusion):
 
 @dataclass(frozen=True)
 class RatedMdlm(Rated, Mdlm):
-    auto_class: ClassVar[str | None] = None
-
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size, rates=self.reveal_rates())
 
 
 @dataclass(frozen=True)
 class RatedAdlm(Rated, Adlm):
-    auto_class: ClassVar[str | None] = None
-
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, rates=self.reveal_rates())
 

@@ -22,16 +22,19 @@ MAX_LOG_RATE = 5.0
 TABLE_STEP = 8.0
 """A table's entries are multiplied by it, or they would move by no more than a learning rate at every step."""
 GRADIENT = 0.01
-"""Gradients of learnt rates are multiplied by it: they are noisy, and would take up what clipping leaves to all."""
+"""Gradients of learnt rates are multiplied by it: they are noisy, and would dominate the norm that is clipped."""
 
 
 @dataclass(frozen=True)
 class TextRates:
+    """Of a clean text."""
+
     log_rates: Tensor
-    """(B, L), of the tokens of a clean text; with a gradient if they are learnt."""
+    """(B, L), of its tokens; with a gradient if they are learnt."""
     level: Tensor | None = None
-    """(B, L), for learnt rates: what the tokens cost, predicted from the text alone, if `slope` is added at t = 1."""
+    """(B, L), for learnt rates: level + slope * t predicts what each token costs at a share t of masks, in nats."""
     slope: Tensor | None = None
+    """(B, L)"""
 
 
 class RevealRates(nn.Module):

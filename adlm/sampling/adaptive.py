@@ -1,4 +1,4 @@
-"""Samplers whose positions depend on beliefs: ordered decoding, and ReMDM's confidence-based remasking.
+"""Samplers whose positions depend on the network: ordered decoding, and ReMDM's confidence-based remasking.
 
 Ordered decoding scores every masked position in each step and reveals those with the best scores. With exact beliefs
 and one token a step, an order that depends only on visible tokens (left-to-right, certainty, margin, entropy,
@@ -12,11 +12,12 @@ Shapes: B sequences, L tokens, N masked positions, V symbols. Positions are flat
 """
 
 from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from adlm.diffusion.masking import remasking_ceiling
+from adlm.diffusion.masking import order_by_clocks, remasking_ceiling
 from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 
@@ -114,6 +115,40 @@ def sample_ordered(
             is_chosen = chosen.view(-1)[positions]
             positions, uniforms = positions[is_chosen], uniforms[is_chosen]
             drawn, _ = _draw_and_score(run, output, frame.ids, positions, uniforms, None)
+        frame = _reveal(frame, chosen, positions, drawn, mask_id, num_masks)
+        yield frame
+
+
+class RatedOutput(DenoiserOutput, Protocol):
+    """The output of a network that predicts rates."""
+
+    def log_rates(self, positions: Tensor) -> Tensor:
+        """(N,), at masked positions (N,)."""
+        ...
+
+
+def sample_by_rates(run: SamplingRun) -> Iterator[Frame]:
+    """One Frame per step, in the order of a network that predicts it. Masks are spread over steps as in other orders.
+
+    The positions of a step are drawn one after the other without replacement, each in proportion to its rate before
+    the step, and their tokens independently. So with one token a step this draws from the model's distribution.
+    """
+    mask_id = run.mask_id
+    frame = first_frame(run.canvas, mask_id)
+    yield frame
+    num_masks = (run.canvas == mask_id).sum(dim=1)
+    num_steps = num_masks.clamp(max=run.sampling.steps)
+    for step in range(int(num_steps.max())):
+        masked = frame.ids == mask_id
+        output = cast(RatedOutput, run.denoiser(frame.ids, None, run.pad))
+        log_rates = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
+        log_rates[masked] = output.log_rates(masked.flatten().nonzero()[:, 0]).double()
+        order = order_by_clocks(log_rates, run.rng.at_positions(masked)).masked_fill(~masked, -torch.inf)
+        rank = order.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        num_revealed = num_masks * (step + 1) // num_steps.clamp(min=1)  # in all, after this step
+        chosen = masked & (rank < (num_revealed - (num_masks - masked.sum(dim=1)))[:, None])
+        positions = chosen.flatten().nonzero()[:, 0]
+        drawn, _ = _draw_and_score(run, output, frame.ids, positions, run.rng.at_tokens(chosen), None)
         frame = _reveal(frame, chosen, positions, drawn, mask_id, num_masks)
         yield frame
 

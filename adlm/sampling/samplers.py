@@ -26,12 +26,12 @@ from adlm.sampling.adaptive import (
     entropy,
     leftmost,
     margin,
+    sample_by_rates,
     sample_ordered,
     sample_remdm_conf,
 )
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Denoiser, Ending, Frame, Row, SamplingRun, end_texts, first_frame
-from adlm.sampling.rates import sample_by_rates
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,

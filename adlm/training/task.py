@@ -303,8 +303,9 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
             f"train.lora_rank {config.train.lora_rank} needs a model to start from; add init=MODEL, or "
             "train.lora_rank=0 to train all weights"
         )
-    method_of(replace(config, vocabulary=config.vocabulary or ANY_VOCABULARY))  # wrong options, and
-    # a damaged base, are refused before text is prepared; a run that has started needs only that of LoRA
+    # wrong options and a damaged base are refused before text is prepared
+    method_of(replace(config, vocabulary=config.vocabulary or ANY_VOCABULARY))
+    # a run that has started needs only the base of LoRA
     base = base_of_run(config.init) if config.train.lora_rank else None
     if config.init and base is None and run.config is None:
         check_files_of(config.init)
