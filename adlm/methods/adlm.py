@@ -194,7 +194,8 @@ def frozen_stale_denoiser(network: FrozenNetwork, mask_id: int, every: int) -> D
             anchors = anchors.rows(len(z))
             if due.any():
                 where, num = due.nonzero()[:, 0], int(due.sum())
-                read = repeat_first(where, padded_num_rows(num, len(z))).to(z.device)
+                num_read = max(padded_num_rows(num, len(z)), -(-len(z) // 4))  # few shapes: each is captured
+                read = repeat_first(where, num_read).to(z.device)
                 new = network.read_anchors(z[read], None if pad is None else pad[read])
                 anchors.renew(read[:num], new.rows(num))
         return FrozenOutput(network, network.denoise(z, anchors, pad), mask_id)
