@@ -26,6 +26,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(FOLD
 MARK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 MDLM, ADLM, AUXILIARY = "mdlm-muon-2e-3", "adlm-muon-2e-3", "auxiliary-muon-2e-3"
 RELEASED = "released-1e-3"
+SAMPLERS = ("ancestral", "remdm-loop")
 
 
 def filled(page: str) -> str:
@@ -85,13 +86,13 @@ def mean(row: str, digits: int = 4) -> str:
     return f"{np.mean(nats):.{digits}f}" if len(nats) > 1 else ""
 
 
-def compared(rows: Mapping[str, str], against: Mapping[str, str]) -> str:
+def compared(rows: Mapping[str, str], against: Mapping[str, str], *, with_p: bool = False) -> str:
     """A table of rows of the arena, by name and title, with differences from some of them."""
     head = ["", "parameters", "nats per token, one value per seed", "mean", *(f"minus {to}" for to in against.values())]
     lines = []
     for row, title in rows.items():
         parameters = f"{next(iter(seeds(row).values()))['parameters']:,}"
-        gaps = [gap(row, other, 4) for other in against]
+        gaps = [gap(row, other, 4, with_p) for other in against]
         lines.append([title, parameters, values(row), mean(row), *gaps])
     return markdown(head, lines)
 
@@ -145,6 +146,9 @@ def anchoring() -> str:
     rows.append(
         [f"MDLM of equal depth, after {seconds.seconds:.0f} GPU seconds", mean_and_error(pairs, 3, True), "", ""]
     )
+    one, quick_one = "objective-adlm-one", gap("quick-adlm-one", "quick-mdlm-one", with_p=True)
+    rows.append(["MDLM of equal depth, both with weight 1", gap(one, "objective-mdlm-one", with_p=True), "", quick_one])
+    rows.append(["the same with the auxiliary loss", gap(one, "objective-auxiliary-one", with_p=True), "", ""])
     rare = gap("adlm-rare-muon-2e-3", "adlm-random-muon-2e-3", with_p=True)
     quick_rare = gap("quick-adlm-muon-identity-rare", "quick-adlm-muon-identity-random", with_p=True)
     rows.append(["*rare minus random anchors*", rare, "", quick_rare])
@@ -205,6 +209,21 @@ def texts(settings: Iterable[tuple[str, str, int]], *, short: bool = False) -> s
     ]
     columns = (0, 3, 5, 7) if short else range(len(head))
     return markdown([head[at] for at in columns], ([line[at] for at in columns] for line in lines))
+
+
+def judged_texts(*settings: tuple[str, str, int]) -> str:
+    """Texts of rows of the arena by sampler and steps, judged by TinyLlama, one value per seed."""
+    cards, speeds = (results_of("arena").of(kind) for kind in ("card", "speed"))
+    lines = []
+    for row, sampler, steps in settings:
+        names = [f"{key_of(row, seed)}-{sampler}-{steps}" for seed in range(9)]
+        found = [name for name in names if f"{name}.tinyllama" in cards]
+        judged = [cards[f"{name}.tinyllama"] for name in found]
+        seconds = ", ".join(f"{100 * speeds[name]['seconds_per_sequence']:.2f}" for name in found)
+        perplexities = ", ".join(f"{card['perplexity']['pooled']['value']:.1f}" for card in judged)
+        entropies = ", ".join(f"{card['entropy']['value']:.3f}" for card in judged)
+        lines.append([ARENA.rows[row].title, f"{sampler}, {steps}", seconds, perplexities, entropies])
+    return markdown(["one value per seed", "sampler, steps", "s per 100 texts", "gen-PPL, TinyLlama", "entropy"], lines)
 
 
 def _judged(card: Mapping[str, Any], by_second: Mapping[str, Any] | None) -> list[str]:
@@ -619,10 +638,46 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "order": lambda: compared(
         titled(
-            "order-mdlm order-adlm order-mdlm-rare-4 order-mdlm-rare-0.25 order-mdlm-position-100 order-mdlm-text-next "
-            "order-adlm-text-next"
+            "order-mdlm order-adlm order-mdlm-text order-adlm-text order-mdlm-rare-4 order-mdlm-rare-0.25 "
+            "order-mdlm-position-100 order-mdlm-text-next order-adlm-text-next"
         ),
         {"order-mdlm": "MDLM", "order-adlm": "ADLM"},
+    ),
+    "objective": lambda: compared(
+        titled(
+            "order-mdlm order-adlm objective-mdlm-one objective-adlm-one objective-auxiliary-one "
+            "objective-adlm-one-random objective-adlm-one-rare objective-adlm-one-gamma-0 objective-mdlm-6-one "
+            "objective-adlm-4+2-one"
+        ),
+        {"objective-mdlm-one": "MDLM, weight 1", "objective-adlm-one": "ADLM, weight 1"},
+        with_p=True,
+    ),
+    "asymmetric": lambda: compared(
+        titled(
+            "asymmetric-mdlm asymmetric-mdlm-6 asymmetric-8+4-every-4 asymmetric-8+4-gamma-0-every-4 "
+            "asymmetric-10+2-every-4 asymmetric-10+2-gamma-0-every-4"
+        ),
+        {"asymmetric-mdlm": "MDLM 12", "asymmetric-10+2-gamma-0-every-4": "10 + 2, gamma 0, k = 4"},
+        with_p=True,
+    ),
+    "asymmetric-texts": lambda: judged_texts(
+        ("asymmetric-mdlm", "remdm-loop", 64),
+        ("asymmetric-mdlm", "remdm-loop", 32),
+        ("asymmetric-mdlm-6", "remdm-loop", 58),
+        ("asymmetric-10+2-every-4", "remdm-loop", 64),
+        ("asymmetric-10+2-gamma-0-every-4", "remdm-loop", 64),
+        ("asymmetric-8+4-every-4", "remdm-loop", 64),
+        ("asymmetric-8+4-gamma-0-every-4", "remdm-loop", 64),
+        ("asymmetric-mdlm", "ancestral", 64),
+        ("asymmetric-mdlm", "ancestral", 34),
+        ("asymmetric-mdlm-6", "ancestral", 64),
+        ("asymmetric-10+2-every-4", "ancestral", 64),
+        ("asymmetric-10+2-gamma-0-every-4", "ancestral", 64),
+        ("asymmetric-8+4-every-4", "ancestral", 64),
+        ("asymmetric-8+4-gamma-0-every-4", "ancestral", 64),
+    ),
+    "objective-texts": lambda: judged_texts(
+        *((f"objective-{model}-one", sampler, 64) for sampler in SAMPLERS for model in ("mdlm", "auxiliary", "adlm"))
     ),
     "once": lambda: compared(
         titled("once-auxiliary once-mdlm-12 once-adlm"), {"once-mdlm-12": "MDLM 12", "once-adlm": "ADLM"}
