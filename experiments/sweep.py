@@ -33,14 +33,14 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class Row:
-    """A model, trained with the seeds 0 to `seeds` - 1."""
+    """A model, trained with some seeds."""
 
     name: str
     """Unique in the sweep."""
     title: str
     preset: str
     overrides: tuple[str, ...]
-    seeds: int = 1
+    seeds: range = range(1)
     needs: str = ""
     """The row whose model, of the same seed, this one starts from."""
 
@@ -63,8 +63,8 @@ class Group:
 
     def trials(self) -> Iterator["Trial"]:
         """The first seeds of all rows before the second ones."""
-        for seed in range(max(row.seeds for row in self.rows)):
-            yield from (Trial(self, row, seed) for row in self.rows if seed < row.seeds)
+        for number in range(max(len(row.seeds) for row in self.rows)):
+            yield from (Trial(self, row, row.seeds[number]) for row in self.rows if number < len(row.seeds))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ def sweep_of(question: str) -> Sweep:
             preset, *overrides = " ".join(words(row["train"])).format(**values).split()
             needs = row.get("needs", "") and prefix + row["needs"]
             title = row.get("title", name)
-            yield Row(prefix + name, title, preset, tuple(overrides), row.get("seeds", 1), needs)
+            first_seed = row.get("first_seed", 0)
+            seeds = range(first_seed, first_seed + row.get("seeds", 1))
+            yield Row(prefix + name, title, preset, tuple(overrides), seeds, needs)
 
     templates, groups = content.get("templates", {}), {}
     for name, group in content["groups"].items():

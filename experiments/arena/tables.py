@@ -124,7 +124,7 @@ def _rows(group: Group) -> list[Row]:
 
 def trials_with_results(group: Group, results: Trials) -> Iterator[tuple[Row, int, Result]]:
     for row in _rows(group):
-        for seed in range(row.seeds):
+        for seed in row.seeds:
             if key_of(row.name, seed) in results:
                 yield row, seed, results[key_of(row.name, seed)]
 
@@ -186,7 +186,7 @@ def _over_seeds(group: Group, results: Trials) -> Iterator[str]:
     """The rows with two or more seeds: mean, standard deviation, and the mean difference over pairs of seeds."""
     nats = {
         row.name: {
-            seed: results[key]["nats"] for seed in range(row.seeds) if (key := key_of(row.name, seed)) in results
+            seed: results[key]["nats"] for seed in row.seeds if (key := key_of(row.name, seed)) in results
         }
         for row in _rows(group)
     }

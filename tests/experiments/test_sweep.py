@@ -12,7 +12,7 @@ from sweep import Group, Results, Row, Runner, sweep_of
 from adlm.config.load import resolve
 from adlm.errors import UserError
 
-FIRST, SECOND = Row("first", "", "p", (), seeds=2), Row("second", "", "p", ("a.b=1",), needs="first")
+FIRST, SECOND = Row("first", "", "p", (), seeds=range(2)), Row("second", "", "p", ("a.b=1",), needs="first")
 GROUP = Group("group", "?", ("common=1",), (SECOND, FIRST))
 
 
