@@ -49,13 +49,20 @@ class NoProgress:
 
 
 def generate_samples(arguments: argparse.Namespace) -> None:
-    """All models with the same steps; the slower ones also with as many as take the seconds of the fastest."""
+    """All models with the same steps; the slower ones also with as many as take the seconds of the fastest.
+
+    With --untimed, the same steps alone, and no seconds.
+    """
     results = Results(arguments.results)
     models = {
         trial.key: load(arguments.out / trial.key, local_device("auto")) for trial in ARENA.chosen(arguments.only)
     }
     for sampler in SAMPLERS:
         for steps in arguments.steps:
+            if arguments.untimed:
+                for key, lm in models.items():
+                    write_samples(lm, key, sampler, steps, arguments)
+                continue
             calls = {key: time_sampling(lm, key, sampler, steps, arguments, results) for key, lm in models.items()}
             fastest = min(calls, key=lambda key: calls[key])
             for key, lm in models.items():
