@@ -38,10 +38,13 @@ METHODS, SEEDS, STEPS = ("mdlm", "adlm"), (0, 1, 2), (16, 64)
 KINDS = {"more": (), "memory": ("model.memory=true",)}
 """Without and with memory: the options of the 200 steps."""
 ROWS, TEXTS = 256, 512
-COMMON = "schedule.eps=0 train.threads=1 train.device=cpu train.samples=1 train.checkpoint_every=1000000"
+COMMON = (
+    "schedule.eps=0 train.threads=1 train.device=cpu train.samples=1 train.sample_every=0 train.valid_every=0 "
+    "train.checkpoint_every=1000000"
+)
 MORE = (
     "time.t_min=0.1 sampling.steps=64 train.steps=200 train.batch_size=32 train.learning_rate=2e-3 train.beta2=0.98 "
-    "train.warm_up_steps=20 train.decay=linear train.ema=0.98 train.valid_every=0 train.sample_every=0"
+    "train.warm_up_steps=20 train.decay=linear train.ema=0.98"
 )
 
 
@@ -89,7 +92,7 @@ def table(path: Path) -> None:
     lines = {
         tuple(each[key] for key in ("method", "steps", "kind", "seed")): each for each in map(json.loads, path.open())
     }
-    print("| method | steps | | without | with memory | difference | p |\n|---|---|---|---|---|---|---|")
+    print("| method | steps | of | without | with memory | difference | p |\n|---|---|---|---|---|---|---|")
     for method in METHODS:
         for steps in STEPS:
             for name, key in (("bound", "nats"), ("bigram perplexity", "bigram_nats"), ("entropy", "entropy")):
