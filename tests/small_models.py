@@ -21,7 +21,12 @@ def mostly_slow(values, *fast):
 
 
 def small_model(
-    folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16, block_length: int = 0
+    folder: Path,
+    method: str = "adlm",
+    tokenizer: str | None = "bytes",
+    length: int = 16,
+    block_length: int = 0,
+    memory: bool = False,
 ) -> Path:
     """A model folder, woken: every token it writes is drawn from beliefs of its own."""
     loaded = load_tokenizer(tokenizer or "bytes")
@@ -30,7 +35,7 @@ def small_model(
         tokenizer=tokenizer or "bytes",
         vocabulary=loaded.vocabulary,
         length=length,
-        model=Model(hidden=16, heads=2, blocks=2, condition=8, block_length=block_length),
+        model=Model(hidden=16, heads=2, blocks=2, condition=8, block_length=block_length, memory=memory),
         train=Train(causal_weight=0.5 if block_length else 0.0),
         schedule=Schedule(eps=1e-3),
         time=Time(steps=10 if method == "d3pm" else 0),

@@ -261,9 +261,11 @@ class CountingNetwork(FrozenNetwork):
 
     calls = 0
 
-    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
+    def hidden(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, memory: Tensor | None = None
+    ) -> HiddenStates:
         self.calls += 1
-        return super().hidden(z, sigma, pad)
+        return super().hidden(z, sigma, pad, memory)
 
     def denoise(self, z: Tensor, anchors: AnchorStates, pad: Tensor | None = None) -> HiddenStates:
         self.calls += 1  # with stale anchors; the calls that also run the anchor network are among them
@@ -370,6 +372,8 @@ def _sample(
         raise UserError(
             f"--plain runs both networks at every step, and sampling.anchor_every is {sampling.anchor_every}; use 1"
         )
+    if lm.config.model.memory:
+        raise UserError("--plain has no memory of the step before, and model.memory is true; leave --plain out")
     run = cast(MaskedDiffusion, method).sampling_run(network, canvas, sampling, rng, None)
     logits = logits_everywhere(network, method.conditioning_sigma, None)
 

@@ -67,7 +67,7 @@ class PerplexityResult:
     order: str | None
     """With estimator order, the sampler whose order it is."""
     order_steps: int | None
-    """The steps in which a row, or a text block, is revealed; None is one token a step."""
+    """With estimators order and path, the steps in which a row or block is revealed; None is one token a step."""
     samples: int
     seed: int
     about: ModelSummary
@@ -187,7 +187,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         tokenizer_sha256=lm.tokenizer.sha256,
         estimator=settings.estimator_of(lm.method),
         order=settings.order_of(lm.method),
-        order_steps=settings.order_steps,
+        order_steps=settings.steps_of(lm.method),
         samples=settings.replicates(lm.method),
         seed=settings.seed,
         about=about,

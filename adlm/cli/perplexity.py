@@ -152,7 +152,8 @@ def _format_settings(results: list["PerplexityResult"]) -> Iterator[str]:
     by_settings: dict[str, list[PerplexityResult]] = {}
     for result in results:
         replicates = f"{result.samples} replicate{'s' * (result.samples != 1)}"
-        estimator = f"estimator {result.estimator}, {replicates}, seed {result.seed}"
+        path = f" in {result.order_steps:,} steps" if result.estimator == "path" else ""
+        estimator = f"estimator {result.estimator}{path}, {replicates}, seed {result.seed}"
         rows = f"rows of {result.length:,} tokens, {result.packing}"
         tokenizer = f"tokenizer {result.tokenizer} (sha256 {result.tokenizer_sha256[:8]})"
         steps = "one token a step" if result.order_steps is None else f"{result.order_steps:,} steps"

@@ -41,7 +41,7 @@ ADAPTER = "adapter.safetensors"
 """The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
-USES_OF_NETWORK = ("block_length", "masked_keys", "chain", "hole_id")  # options of `model` that fit any weights
+USES_OF_NETWORK = ("block_length", "masked_keys", "chain", "memory", "hole_id")  # options of `model` for any weights
 
 _CONFIG = TypeAdapter(Config)
 

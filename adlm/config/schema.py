@@ -291,6 +291,8 @@ class Model:
     """Block-causal: whether masked places are visible to the others of their block; hidden with length 1 equals ar."""
     chain: CountOrZero = 0
     """Block-causal: width of a chain, which draws the tokens of a block one by one in a single call; 0 is none."""
+    memory: bool = False
+    """adlm and mdlm on whole rows: masks read what the network, of adlm the anchor network, made of them a call ago."""
     hole_id: Annotated[int, Ge(0)] | None = None
     """Block-causal: an id that no text has, to stand for missing tokens (train.infill); of SmolLM2 4 is such an id."""
     start: StartName = "published"
@@ -395,6 +397,8 @@ class Train:
     """Whole rows: extra weight of masks whose token the network, of adlm the anchor network, expects; 0 is none."""
     planner_temperature: Annotated[float, Gt(0)] = 1.0
     """train.planner: masks share it in proportion to the probability of their token, to the power 1 / temperature."""
+    memory_share: Share = 0.5
+    """model.memory: share of the training rows that have a memory, made in a first pass without gradient."""
     causal_weight: Rate = 0.0
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
     chain_rate: Rate = 1.0

@@ -50,6 +50,17 @@ def mask_first(x: Tensor, text: Tensor, share: Tensor, order: Tensor, mask_id: i
     return x.masked_fill(masked, mask_id), num_masks / length.double()
 
 
+def last_revealed(revealed: Tensor, alpha: Tensor, alphas: Tensor, rng: BatchRng) -> Tensor:
+    """(B, L), True at the tokens that were revealed in the last step of a sampler, among those `revealed` until t.
+
+    A token visible at t was masked at the earlier time r with probability 1 - alpha_r / alpha_t. So at its reveal alpha
+    was uniform between 0 and alpha_t, here `alpha` (B,). `alphas` (T + 1,) rise: they are those of the sampler's times.
+    """
+    at_reveal = rng.uniform(tuple(revealed.shape), revealed.device).double() * alpha[:, None]
+    step = torch.searchsorted(alphas, at_reveal, right=True).clamp(min=1).masked_fill(~revealed, 0)
+    return revealed & (step == step.amax(dim=1, keepdim=True))
+
+
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, remask: Tensor | float = 0.0) -> Tensor:
     """P(a masked token is revealed between t and s) = (alpha_s - (1 - remask) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
 

@@ -239,6 +239,7 @@ class FrozenNetwork:
         self.anchored = isinstance(network, AnchoredTransformer)
         self.text_blocks = first.text_blocks
         self.chain = None if network.chain is None else copy.deepcopy(network.chain).to(self.dtype)
+        self.memory = None if first.memory is None else frozen_copy(first.memory.weight, self.dtype)
         self.rates = None if network.rates is None else FrozenHead(network.rates.masks, self.dtype)
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
@@ -255,9 +256,14 @@ class FrozenNetwork:
             self.graph_cache, self.max_idle_caches = GraphCache[Any](like.device), MAX_IDLE_CACHES
 
     @torch.no_grad()
-    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
-        """sigma (B,) is the noise level for time-conditioned networks, 0 where it is None. pad is True at padding."""
-        hidden = self._on_rows(self._hidden, z, sigma, pad)
+    def hidden(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, memory: Tensor | None = None
+    ) -> HiddenStates:
+        """sigma (B,) is the noise level for time-conditioned networks, 0 where it is None. pad is True at padding.
+
+        `memory` (B, L, d) is that of `Transformer.hidden`, for networks that have one.
+        """
+        hidden = self._on_rows(self._hidden, z, sigma, pad, memory)
         if self.batch is None:
             return hidden
         return HiddenStates(hidden.last[: len(z)], None if hidden.anchor is None else hidden.anchor[: len(z)])
@@ -283,10 +289,10 @@ class FrozenNetwork:
             return function(z, *inputs)
         return self.graph_cache.replay(function, z, *inputs)  # type: ignore[no-any-return]
 
-    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
+    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, memory: Tensor | None) -> HiddenStates:
         if self.text_blocks is not None:
             return self.block_hidden(z, z, pad)[0]
-        return self._run_trunks(z, *self._whole_rows(z, pad), sigma)
+        return self._run_trunks(z, *self._whole_rows(z, pad), sigma, memory)
 
     def _read_anchors(self, z: Tensor, pad: Tensor | None) -> AnchorStates:
         return self._run_anchor(z, *self._whole_rows(z, pad), None)
@@ -325,12 +331,19 @@ class FrozenNetwork:
         anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
         return HiddenStates(places.noisy(hidden.last), anchor), places.clean(hidden.last)
 
-    def _run_trunks(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
+    def _run_trunks(
+        self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None, memory: Tensor | None = None
+    ) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
-        return self._run_denoiser(ids, self._run_anchor(ids, positions, attend, sigma), positions, attend, sigma)
+        anchors = self._run_anchor(ids, positions, attend, sigma, memory)
+        return self._run_denoiser(ids, anchors, positions, attend, sigma)
 
-    def _run_anchor(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> AnchorStates:
+    def _run_anchor(
+        self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None, memory: Tensor | None = None
+    ) -> AnchorStates:
         h = F.embedding(ids, self.embedding)
+        if memory is not None and self.memory is not None:
+            h = h + F.linear(memory, self.memory).to(h.dtype)
         hidden = self.trunk(h, positions, attend, sigma)  # h is the residual stream from here on
         if self.bridge is None:
             return AnchorStates(ids, hidden, None)

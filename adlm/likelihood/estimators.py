@@ -21,6 +21,7 @@ from adlm.methods.inputs import eval_mode, given_option
 from adlm.methods.masked_diffusion import MaskedDiffusion, per_token
 from adlm.methods.method import Method
 from adlm.registry import ORDERS, SAMPLERS
+from adlm.sampling.rng import RowRng
 
 PUBLISHED_EPS = 1e-3
 
@@ -34,8 +35,11 @@ class Estimator(Protocol):
 
 
 def nelbo(method: Method) -> Estimator:
-    """The bound of the method's own process, including the terms at t = 0 and t = 1. Exact for causal methods."""
-    return method.bound
+    """The bound of the method's own process, including the terms at t = 0 and t = 1. Exact for causal methods.
+
+    Of models with memory it is `path`.
+    """
+    return path(method) if method.config.model.memory else method.bound
 
 
 def any_order(method: Method) -> Estimator:
@@ -83,7 +87,9 @@ def published(method: Method) -> Estimator:
     schedule = Schedule(eps=PUBLISHED_EPS)
     time = replace(config.time, t_min=PUBLISHED_EPS, t_max=1.0, masks="independent", power=1.0)
     anchor = replace(config.anchor, gamma=0.0)
-    as_published = method_of(replace(config, schedule=schedule, time=time, anchor=anchor, rates=Rates()))
+    model = replace(config.model, memory=False)
+    plain = replace(config, schedule=schedule, time=time, model=model, anchor=anchor, rates=Rates())
+    as_published = method_of(plain)
 
     @torch.no_grad()
     def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
@@ -140,9 +146,25 @@ def order(method: Method, name: str | None = None, steps: int | None = None) -> 
     def measure(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         length = x.shape[1]
         sampling = Sampling(name, min(steps or length, length), anchor_every=anchor_every)
-        return scorer.order_nats(frozen.get(network), x, pad, sampling, given)
+        return scorer.sampler_nats(frozen.get(network), x, pad, sampling, RowRng(0, range(len(x))), given)
 
     return measure
+
+
+def path(method: Method, steps: int | None = None) -> Estimator:
+    """The bound of the sampler `ancestral` in `steps` steps, by default those of the config: x in place of draws.
+
+    When a token is revealed does not depend on the text. Given all these times -log p(x) is a sum of beliefs, and its
+    expectation bounds -log p(x). A replicate draws the times once and calls the network at each of them, as in
+    sampling, with what it then remembers. The network is that of `order`, with the same beliefs.
+    """
+    if not method.any_order:
+        raise UserError(
+            f"estimator path needs beliefs in masked tokens, and {method.config.method} has none; use nelbo",
+            "estimator",
+        )
+    scorer, frozen = cast(MaskedDiffusion, method), FrozenCopy()
+    return lambda network, x, pad, rng, given=None: scorer.path_nats(frozen.get(network), x, pad, rng, given, steps)
 
 
 def default_order(method: Method) -> str:
@@ -154,8 +176,11 @@ def default_order(method: Method) -> str:
 def default_estimator(method: Method) -> str:
     """any-order where it is valid, else nelbo: the lowest variance for the same expectation.
 
-    A model with an order of its own has two bounds: nelbo is that of its order, any-order that of a random one.
+    A model with an order of its own has two bounds: nelbo is that of its order, any-order that of a random one. So has
+    one with memory: path is that of sampling with it, any-order that of sampling without.
     """
+    if method.config.model.memory:
+        return "path"
     if method.config.rates.rule != "none":
         return "nelbo"
     try:
@@ -173,6 +198,7 @@ ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {
     "causal": causal,
     "chained": chained,
     "order": order,
+    "path": path,
 }
 """By name; `settings.ESTIMATOR_LINES` says what each is."""
 
@@ -181,4 +207,6 @@ def estimator_of(method: Method, settings: PerplexitySettings) -> Estimator:
     """The estimator that settings name. Methods with an exact likelihood have no other, and refuse an order."""
     if settings.estimator == "order":
         return order(method, settings.order, settings.order_steps)
+    if settings.estimator == "path":
+        return path(method, settings.order_steps)
     return method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 ESTIMATOR_LINES = {
-    AUTO: "any-order where it is valid, else nelbo: the same bound",
+    AUTO: "any-order where it is valid, else nelbo: the same bound; of models with memory path",
     "nelbo": "the method's own bound with the terms at t = 0 and 1; exact for ar and a2r",
     "any-order": "the same bound, sampling how many tokens are masked: lower variance, where valid",
     "left-to-right": "block-causal: exact, of sampling each block from left to right",
     "causal": "block-causal: exact, of the causal model that the sampler speculative draws from",
     "chained": "block-causal: exact, of drawing each block in one call by the chain",
     "order": "exact, of revealing tokens in the order of a sampler (--order); adlm and mdlm",
+    "path": "the bound of sampling in a number of steps (--order-steps), by sampling: as many calls; adlm and mdlm",
     "published": "the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low",
 }
 """What `auto` and each of ESTIMATORS (estimators.py) is."""
@@ -64,7 +65,8 @@ class PerplexitySettings(Request):
         group=MEASURING,
     )
     order_steps: int | None = option(
-        "estimator order: steps in which a row, or a text block, is revealed (default: one token a step)",
+        "estimators order and path: steps in which a row, or a text block, is revealed\n"
+        "(default: one token a step; path: sampling.steps of the model)",
         None,
         group=MEASURING,
         minimum=1,
@@ -88,10 +90,12 @@ class PerplexitySettings(Request):
             from adlm.config.options import unknown_choice_error
 
             raise UserError(unknown_choice_error("order", self.order, ORDERS), "order")
-        for name, value in (("order", self.order), ("order_steps", self.order_steps)):
-            if value is not None and self.estimator != "order":
+        options = (("order", self.order, ("order",)), ("order_steps", self.order_steps, ("order", "path")))
+        for name, value, estimators in options:
+            if value is not None and self.estimator not in estimators:
+                names = " or ".join(estimators)
                 raise UserError(
-                    f"{name} {value} is an option of estimator order, not of {self.estimator}; use estimator order",
+                    f"{name} {value} is an option of estimator {names}, not of {self.estimator}; use estimator {names}",
                     name,
                 )
 
@@ -108,6 +112,11 @@ class PerplexitySettings(Request):
         from adlm.likelihood.estimators import default_order
 
         return None if self.estimator != "order" else self.order or default_order(method)
+
+    def steps_of(self, method: "Method") -> int | None:
+        """The steps in which a row, or a text block, is revealed; None is one token a step, or no steps."""
+        by_default = method.config.sampling.steps if self.estimator_of(method) == "path" else None
+        return self.order_steps or by_default
 
     def is_exact(self, method: "Method") -> bool:
         """Whether the nats are -log p itself, computed without random numbers."""

@@ -29,6 +29,10 @@ def method_of(config: Config) -> Method:
         from adlm.methods.rates import rated
 
         method = rated(config)
+    if config.model.memory:
+        from adlm.methods.memory import remembering
+
+        method = remembering(config)
     if config.model.chain and config.model.block_length < 2:
         raise UserError(
             f"model.chain {config.model.chain} is for text blocks of several tokens, and model.block_length is "

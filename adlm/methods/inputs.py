@@ -110,6 +110,8 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             "sampling.sampler",
         )
     check_anchor_every(method.config, sampling)
+    if method.config.model.memory:
+        check_memory(method.config, sampling)
     model = method.config.model
     infills = model.block_length and model.hole_id is not None and method.config.train.causal_weight
     if sampling.candidates > 1 and not infills:
@@ -147,6 +149,25 @@ def check_anchor_every(config: Config, sampling: Sampling) -> None:
             f"{option} {every} is for texts of one row, and {sampling.sampler} slides a window; use 1, or ancestral",
             option,
         )
+
+
+def check_memory(config: Config, sampling: Sampling) -> None:
+    """A user error if a network with memory cannot remember its last call."""
+    refused = {
+        f"method {config.method}": config.method not in ("adlm", "mdlm"),
+        f"model.block_length {config.model.block_length}": config.model.block_length > 0,
+        "model.time_conditioning true": config.model.time_conditioning,
+        f"rates.rule {config.rates.rule}": config.rates.rule != "none",
+        f"sampling.anchor_every {sampling.anchor_every}": sampling.anchor_every > 1,
+        f"sampling.sampler {sampling.sampler}, which slides a window": sampler_of(sampling).long_texts,
+    }
+    for other, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"model.memory true is for adlm and mdlm that read a whole row at every step, and there is {other}; "
+                "change that, or use model.memory=false",
+                "model.memory",
+            )
 
 
 def has_text_after_hole(canvas: Tensor, mask_id: int, pad: Tensor | None) -> Tensor:

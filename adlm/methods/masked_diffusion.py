@@ -26,7 +26,7 @@ from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.heads import Planner, Scored
-from adlm.models.transformer import Transformer
+from adlm.models.transformer import LastCall, Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, Row, SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
@@ -51,6 +51,8 @@ class NoisedBatch:
     """(B, L), True at tokens that are given, such as prompts: never masked; None is nowhere."""
     stale: Tensor | None = None
     """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
+    last_call: LastCall | None = None
+    """What a network with memory has read in the call before (`methods/memory.py`)."""
     order: "DrawnOrder | None" = None
     """How the masks were drawn, if not by chance (`methods/rates.py`)."""
 
@@ -211,7 +213,7 @@ class MaskedDiffusion:
         return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
 
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        """What else `score` needs of the noise: of block-causal methods, and of stale anchors."""
+        """What else `score` needs of the noise: of block-causal methods, of stale anchors, and of memory."""
         return {}
 
     # The bound
@@ -281,24 +283,50 @@ class MaskedDiffusion:
         z, t = mask_counted(x, _maskable(x, pad, given), draw_times(len(x), rng), self.mask_id, rng)
         return NoisedBatch(z, t, given=given)
 
-    # An exact likelihood
+    # The likelihood of a sampler
 
     @torch.no_grad()
-    def order_nats(
-        self, network: Any, x: Tensor, pad: Tensor | None, sampling: Sampling, given: Tensor | None = None
+    def sampler_nats(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        sampling: Sampling,
+        rng: RowRng,
+        given: Tensor | None = None,
     ) -> Tensor:
-        """(B, L), -log p(x) of an ordered sampler, exactly: it runs with the tokens of x in place of drawn ones.
+        """(B, L), -log p(x | path) of a sampler: it runs with the tokens of x in place of drawn ones, in float64.
 
-        The order is a function of the visible tokens, so x is revealed in one way. Its probability is the product of
-        the beliefs in its tokens, in float64; those of one step are drawn independently.
+        The path says which positions are revealed at which step; the tokens of one step are drawn independently. In an
+        order that is a function of the visible tokens there is one path, and this is -log p(x). The path of `ancestral`
+        is drawn from `rng` and does not depend on x: the expectation over paths is an upper bound on -log p(x), by
+        Jensen's inequality.
         """
         canvas = x.masked_fill(self.predicted(x, pad, given), self.mask_id)
         if pad is not None:
             canvas = canvas.masked_fill(pad, vocabulary_of(self.config).padding_id)
         text = KnownText(x, torch.zeros(x.shape, dtype=torch.float64, device=x.device))
-        run = self.sampling_run(network, canvas, sampling, RowRng(0, range(len(x))), pad)
+        run = self.sampling_run(network, canvas, sampling, rng, pad)
         last_frame(self.run_sampler(network, replace(run, text=text)))
         return text.nats
+
+    def path_nats(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        rng: BatchRng,
+        given: Tensor | None = None,
+        steps: int | None = None,
+    ) -> Tensor:
+        """(B, L), `sampler_nats` of `ancestral` in `steps` steps, by default `sampling.steps`, for a path a row.
+
+        Batches are cut without changing the paths: all have the seed that is drawn here, and rows their numbers.
+        """
+        seed = int(torch.randint(2**62, (), generator=rng.generator, device=rng.generator.device))
+        first, own = rng.slice_of(len(x)).first, self.config.sampling
+        sampling = Sampling(steps=steps or own.steps, t_end=own.t_end, final="draw", anchor_every=own.anchor_every)
+        return self.sampler_nats(network, x, pad, sampling, RowRng(seed, range(first, first + len(x))), given)
 
     # Beliefs and sampling
 
@@ -409,8 +437,8 @@ class NetworkOutput:
     @torch.no_grad()
     def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
         with eval_mode(self.network):
-            read = self.options.get("stale", self.z)
-            logits = self.network.anchor_logits(read, self.sigma, self.pad)  # type: ignore[operator]
+            read, memory = self.options.get("stale", self.z), self.options.get("memory")
+            logits = self.network.anchor_logits(read, self.sigma, self.pad, memory)  # type: ignore[operator]
             return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from adlm.models.heads import (
 )
 from adlm.models.rates import RevealRates, TextRates
 from adlm.models.text_blocks import Layout, TextBlocks
-from adlm.models.transformer import Transformer, Trunk, zero_linear
+from adlm.models.transformer import LastCall, Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
 
@@ -100,19 +100,21 @@ class AnchoredTransformer(nn.Module):
         stale: Tensor | None = None,
         stale_layout: Layout | None = None,
         keep_states: bool = False,
+        memory: Tensor | None = None,
     ) -> PairHidden:
         """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places.
 
         The anchor network reads `stale`, in `stale_layout`, instead of z, if it is given. The denoiser's input is then
         corrected by what has changed since: the residual stream contains the embedded ids, so the difference of the two
-        is added.
+        is added. The anchor network also reads `memory`, as in `Transformer.hidden`.
         """
         embedded, anchor_layout = self.anchor.embedding(z), layout
         current = embedded
         if stale is not None:
             embedded, anchor_layout = self.anchor.embedding(stale), stale_layout
+        read = embedded if memory is None else self.anchor.embedded(z, memory)
         stream = self.anchor.trunk.residual_stream(
-            embedded, sigma, pad, None, self.early_blocks, anchor_layout, keep_states
+            read, sigma, pad, None, self.early_blocks, anchor_layout, keep_states
         )
         anchor_hidden = self.anchor.trunk.finish(stream.last, stream.condition)
         early = None if self.early is None else self.early.trunk.finish(stream.early, stream.condition)
@@ -145,11 +147,12 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         stale: Tensor | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
-        """The denoiser's states; `stale` as in `score`."""
+        """The denoiser's states; `stale` as in `score`, `memory` as in `Transformer.hidden`."""
         blocks = self.anchor.text_blocks
         if blocks is None:
-            return self._hidden(z, sigma, pad, stale=stale).denoiser
+            return self._hidden(z, sigma, pad, stale=stale, memory=memory).denoiser
         places = blocks.places(z, z, pad, first_block)
         read, read_layout = _read_places(blocks, z, stale, pad, first_block)
         hidden = self._hidden(places.ids, None, None, layout=places.layout, stale=read, stale_layout=read_layout)
@@ -162,9 +165,16 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         stale: Tensor | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
-        """The denoiser's logits; `stale` as in `score`."""
-        return self.head(self.hidden(z, sigma, pad, first_block, stale))  # type: ignore[no-any-return]
+        """The denoiser's logits; `stale` and `memory` as in `hidden`."""
+        return self.head(self.hidden(z, sigma, pad, first_block, stale, memory))  # type: ignore[no-any-return]
+
+    def to_remember(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
+        """As `Transformer.to_remember`, of the anchor network."""
+        return self.anchor.to_remember(z, sigma, pad, memory)
 
     def causal_logits(self, x: Tensor) -> Tensor:
         """As `Transformer.causal_logits`, by the pair."""
@@ -173,9 +183,11 @@ class AnchoredTransformer(nn.Module):
         hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
         return self.head(places.clean(hidden))  # type: ignore[no-any-return]
 
-    def anchor_logits(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+    def anchor_logits(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
         """The anchor network's logits alone."""
-        return self.anchor(z, sigma, pad)  # type: ignore[no-any-return]
+        return self.anchor(z, sigma, pad, memory=memory)  # type: ignore[no-any-return]
 
     def score(
         self,
@@ -193,20 +205,23 @@ class AnchoredTransformer(nn.Module):
         chain_weight: Tensor | None = None,
         chain_target: ChainTarget = "text",
         planner: Planner | None = None,
+        last_call: LastCall | None = None,
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
         The anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
-        A `planner` changes the denoiser's weight by what the anchor network expects.
+        A `planner` changes the denoiser's weight by what the anchor network expects. A pair with memory remembers
+        `last_call`.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
         blocks, causal, chained, misalignment = self.anchor.text_blocks, None, None, None
         if blocks is None:
-            hidden = self._hidden(z, sigma, pad, stale=stale)
+            memory = None if last_call is None else last_call.memory(self.anchor.hidden, sigma, pad)
+            hidden = self._hidden(z, sigma, pad, stale=stale, memory=memory)
         else:
             places = blocks.places(x, z, pad, first_block)
             read, read_layout = _read_places(blocks, x, stale, pad, first_block)

@@ -69,8 +69,8 @@ def _with_row(weight: Tensor, index: int, row: Tensor) -> Tensor:
 def add_lora(network: nn.Module, rank: int, scale: float, mask_id: int, norms: bool = False) -> None:
     """Freeze the network and add what is trained: low-rank updates of every linear layer of the blocks, the mask's row.
 
-    Bridges and chains, which a pretrained language model lacks, are trained in full; with `norms` the weights of the
-    norms too.
+    Bridges, chains and memories, which a pretrained language model lacks, are trained in full; with `norms` the weights
+    of the norms too.
     """
     network.requires_grad_(False)
     tied_heads: list[Any] = [layer for layer in network.modules() if isinstance(layer, TiedHead)]
@@ -86,7 +86,7 @@ def add_lora(network: nn.Module, rank: int, scale: float, mask_id: int, norms: b
             setattr(network.get_submodule(parent), child, LowRankLinear(layer, rank, scale))
     for name, weight in network.named_parameters():
         words = name.split(".")
-        if "bridge" in words or "chain" in words or (norms and any("norm" in word for word in words)):
+        if {"bridge", "chain", "memory"} & set(words) or (norms and any("norm" in word for word in words)):
             weight.requires_grad_(True)
 
 

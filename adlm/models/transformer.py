@@ -157,6 +157,13 @@ def zero_linear(width_in: int, width_out: int) -> nn.Linear:
     return layer
 
 
+def zero_map(width: int) -> nn.Linear:
+    """A linear map initialized to zero, without a bias: zero stays zero after training too."""
+    layer = nn.Linear(width, width, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
 class Trunk(nn.Module):
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
 
@@ -276,6 +283,21 @@ def attendable(pad: Tensor) -> Tensor:
     return (~pad | pad.all(dim=-1, keepdim=True))[:, None, None, :]
 
 
+@dataclass(frozen=True)
+class LastCall:
+    """What a network with memory read in the call before, in training."""
+
+    ids: Tensor
+    """(B, L)"""
+    remembering: Tensor
+    """(B, L), True at the masks of this call that remember it."""
+
+    @torch.no_grad()
+    def memory(self, hidden: Callable[..., Tensor], sigma: Tensor | None, pad: Tensor | None) -> Tensor:
+        """(B, L, d), the states of that call, without memory and without a gradient; 0 where nothing is remembered."""
+        return hidden(self.ids, sigma, pad) * self.remembering[..., None]
+
+
 class Transformer(nn.Module):
     """ids (B, L) -> logits (B, L, V).
 
@@ -299,19 +321,44 @@ class Transformer(nn.Module):
         self.trunk = Trunk(model, model.blocks, causal, modulated)
         self.head: Head = TiedHead(self.embedding) if model.tie_embedding else zero_linear(model.hidden, num_symbols)
         self.chain = Chain(model.hidden, model.chain) if model.chain else None
+        self.memory = zero_map(model.hidden) if model.memory else None
 
     def hidden(
-        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+        self,
+        z: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        first_block: int | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
+        """`memory` (B, L, d) are states of an earlier call at the masks that remember it, 0 elsewhere."""
         if self.text_blocks is None:
-            return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]
+            return self.trunk(self.embedded(z, memory), sigma, pad)  # type: ignore[no-any-return]
         places = self.text_blocks.places(z, z, pad, first_block)
         return places.noisy(self.trunk(self.embedding(places.ids), layout=places.layout))
 
-    def forward(
-        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+    def embedded(self, z: Tensor, memory: Tensor | None) -> Tensor:
+        """(B, L, d), what the blocks read of ids and of the memory of a network that has one."""
+        if memory is None:
+            return self.embedding(z)  # type: ignore[no-any-return]
+        assert self.memory is not None
+        return self.embedding(z) + self.memory(memory)  # type: ignore[no-any-return]
+
+    def to_remember(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, memory: Tensor | None = None
     ) -> Tensor:
-        return self.head(self.hidden(z, sigma, pad, first_block))  # type: ignore[no-any-return]
+        """(B, L, d), the states that the next call can remember: those that the head reads."""
+        return self.hidden(z, sigma, pad, memory=memory)
+
+    def forward(
+        self,
+        z: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        first_block: int | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        return self.head(self.hidden(z, sigma, pad, first_block, memory))  # type: ignore[no-any-return]
 
     def causal_logits(self, x: Tensor) -> Tensor:
         """(B, L, V), of each token given the clean text before it, by a block-causal network; the first is given."""
@@ -334,6 +381,7 @@ class Transformer(nn.Module):
         chain_target: ChainTarget = "text",
         align_weight: Tensor | None = None,
         planner: Planner | None = None,
+        last_call: "LastCall | None" = None,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
@@ -341,11 +389,12 @@ class Transformer(nn.Module):
         wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
         (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, whose targets
         are x or the clean copy's predictions (`chain_target`), and `align_weight` that of the copies' misalignment. On
-        whole rows a `planner` changes the weight.
+        whole rows a `planner` changes the weight, and a network with memory remembers `last_call`.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
-            hidden = self.hidden(z, sigma, pad)
+            memory = None if last_call is None else last_call.memory(self.hidden, sigma, pad)
+            hidden = self.hidden(z, sigma, pad, memory=memory)
             if planner is not None:
                 with torch.no_grad():
                     nats = score_positions(hidden, self.head, x, weight, mask_id, positions).nats

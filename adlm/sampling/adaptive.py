@@ -211,7 +211,7 @@ def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
     to_fill = (canvas == mask_id).cpu()
     masked, chance = to_fill, (~to_fill).float()
     ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
-    reached = torch.zeros(num_rows, dtype=torch.int64)
+    reached = torch.full((num_rows,), -1)  # no step yet
     for step in range(end + 1):
         if step < end:
             uniforms = rng.at_positions(to_fill)

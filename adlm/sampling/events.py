@@ -168,7 +168,8 @@ class PositionsFirst(Iterator[Frame]):
 def sample_positions_first(run: SamplingRun) -> PositionsFirst:
     """From the canvas (B, L) to text, one Frame per network call; the first Frame is the canvas.
 
-    Tokens given on the canvas stay. The host never waits for the device: all it needs is drawn beforehand.
+    Tokens given on the canvas stay. The host never waits for the device: all it needs is drawn beforehand. With
+    `run.text`, its tokens take the place of drawn ones; when they are revealed is drawn as ever.
     """
     return PositionsFirst(run, _frames(run))
 
@@ -190,7 +191,10 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         reached = torch.cat([call.step[: call.num_rows], reached[call.num_rows :]])  # complete rows go no further
         output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
-        drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
+        if run.text is None:
+            drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
+        else:
+            drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
         if call.is_final is not None and run.sampling.final == "argmax":
             drawn = drawn.with_argmax(call.is_final, log_beliefs)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)

@@ -135,13 +135,16 @@ class KnownText:
     nats: Tensor
     """(B, L), -log belief in each token in the step that revealed it, in double precision; `reveal` writes them."""
 
-    def reveal(self, log_beliefs: Tensor, z: Tensor, positions: Tensor) -> DrawnTokens:
+    def reveal(self, log_beliefs: Tensor, z: Tensor, positions: Tensor, rows: Tensor | None = None) -> DrawnTokens:
         """The tokens at masked positions (N,) of z, which is the whole text or begins it, with beliefs (N, V).
+
+        `rows` are the rows of the text that z has; None is all of them, in order.
 
         An ordered sampler asks for tokens that it does not reveal yet. It asks again in a later step, which overwrites
         their nats, until the step that reveals them.
         """
         row, place = torch.div(positions, z.shape[1], rounding_mode="floor"), positions % z.shape[1]
+        row = row if rows is None else rows[row]
         tokens = self.ids[row, place]
         log_p = log_beliefs.gather(-1, tokens[:, None])[:, 0].double()
         self.nats[row, place] = -log_p
@@ -164,4 +167,4 @@ class SamplingRun:
     row: Row | None = None
     """What the model reads at once; needed for canvases longer than that."""
     text: KnownText | None = None
-    """A text to reveal and to score, for the samplers ORDERS of the registry; None samples one."""
+    """A text to reveal and to score, for ancestral and the samplers ORDERS of the registry; None samples one."""

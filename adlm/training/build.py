@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,8 @@ from adlm.training.step import TrainState, new_train_state, seed_of
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-CHAIN = "chain."
-"""How the names of a chain's weights begin."""
+OPTIONAL = ("chain.", "memory.", "anchor.memory.")
+"""How the names of weights begin that a model may get or lose when it is trained further."""
 
 
 def build_train_state(
@@ -53,9 +53,8 @@ def build_train_state(
     if anchor_table is not None:
         network.rates.set_table(anchor_table)  # type: ignore[union-attr, operator]
     if weights is not None:
-        chain = {name: value for name, value in network.state_dict().items() if name.startswith(CHAIN)}
-        # a model may get or lose a chain when it is trained further
-        weights = chain | {name: value for name, value in weights.items() if chain or not name.startswith(CHAIN)}
+        optional = {name: value for name, value in network.state_dict().items() if name.startswith(OPTIONAL)}
+        weights = optional | _without_lost(weights, optional)
         try:
             check_fit(network.state_dict(), weights, method.config)
         except UserError as error:
@@ -69,8 +68,7 @@ def build_train_state(
     if train.lora_rank:
         add_lora_of(network, method.config)
         if adapter is not None:
-            has_chain, own = method.config.model.chain > 0, adapter.weights
-            own = {name: value for name, value in own.items() if has_chain or not name.startswith(CHAIN)}
+            own = _without_lost(adapter.weights, network.state_dict())
             if missing := sorted(own.keys() - trained_parameters(network).keys()):
                 raise UserError(
                     f"init {method.config.init} does not fit: it trained {missing[0]}, which this network lacks or "
@@ -88,6 +86,12 @@ def build_train_state(
         report(problem)
     shard_network(network, processes)
     return new_train_state(method, network.train(), autocast_dtype(train, processes.device), flops)
+
+
+def _without_lost(weights: Mapping[str, Tensor], kept: Iterable[str]) -> dict[str, Tensor]:
+    """The weights without those OPTIONAL ones of which none is kept."""
+    lost = tuple(part for part in OPTIONAL if not any(name.startswith(part) for name in kept))
+    return {name: value for name, value in weights.items() if not name.startswith(lost)}
 
 
 def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:

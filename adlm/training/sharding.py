@@ -19,7 +19,7 @@ from adlm.distributed import Processes, local_device, process_group, rank_and_si
 from adlm.errors import UserError
 from adlm.models.transformer import Trunk
 
-FORWARD_METHODS = ("score", "nats_at_positions", "log_rates", "text_rates")
+FORWARD_METHODS = ("score", "nats_at_positions", "log_rates", "text_rates", "to_remember")
 """Methods of a network, besides forward, that use its weights."""
 
 

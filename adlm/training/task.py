@@ -172,6 +172,8 @@ class TextTask:
         method = method_of(self.config)
         if isinstance(method, Anchored):
             method = method.with_statistics(statistics)
+        if self.config.model.memory:
+            report("held-out nats are those without memory, in one pass; adlm perplexity measures those with it")
         frequencies = None
         if self.config.train.unigram_start:
             counts = 1 + statistics().counts  # add-one smoothing
@@ -226,9 +228,11 @@ class TextTask:
 
         Rows and noise are the same every time, so two validations of a run differ only in the weights. Every process
         takes part in every round, because gathering sharded weights is a collective operation; one without rows in the
-        last round evaluates the last batch again and discards the result.
+        last round evaluates the last batch again and discards the result. A network with memory is measured without
+        it, in one pass: with it the bound takes a pass for each step of the sampler.
         """
-        method, seed = method_of(self.config), self.config.train.seed
+        config, seed = self.config, self.config.train.seed
+        method = method_of(replace(config, model=replace(config.model, memory=False)))
         estimator = ESTIMATORS[default_estimator(method)](method)
         nats, tokens, nats_squared, nats_tokens, tokens_squared, rows = (
             torch.zeros((), dtype=torch.float64) for _ in range(6)

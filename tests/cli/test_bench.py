@@ -76,6 +76,14 @@ def test_with_stale_anchors_the_calls_are_those_of_the_denoiser_and_there_is_no_
     assert "--plain runs both networks at every step, and sampling.anchor_every is 2" in capsys.readouterr().err
 
 
+def test_with_memory_there_is_no_plain_form(capsys):
+    words = ["owt/mdlm", *SMALL, "model.time_conditioning=false", "model.memory=true", "sampling.steps=4"]
+    words += ["sampling.sampler=ancestral", "--batch", "2"]
+    assert 0 < sampling_speed(capsys, *words)["network_calls"] <= 4
+    assert main(["bench", "sample", *words, "--plain"]) == 2
+    assert "--plain has no memory of the step before, and model.memory is true" in capsys.readouterr().err
+
+
 def test_autoregressive_sampling_makes_one_network_call_per_token_except_bos_with_and_without_the_kv_cache(
     capsys, tmp_path
 ):

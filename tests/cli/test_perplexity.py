@@ -191,6 +191,21 @@ def test_the_likelihood_of_an_order_is_exact_and_names_it(world, capsys):
     assert "exact, order left-to-right, one token a step; rows of 16" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_bound_of_paths_names_its_steps_and_does_not_depend_on_the_batch(world, capsys):
+    words = [str(world / "adlm"), "--data", str(world / "prepared"), "--estimator", "path"]
+    [figure] = results(capsys, *words, "--order-steps", 4)["figures"]
+    assert (figure["estimator"], figure["order"], figure["order_steps"]) == ("path", None, 4)
+    assert (figure["exact"], figure["samples"]) == (False, 4)
+    assert figure["monte_carlo_stderr"] > 0
+    [seven] = results(capsys, *words, "--order-steps", 4, "--batch", 7)["figures"]
+    assert seven["nats"] == pytest.approx(figure["nats"], rel=1e-6)
+    python = load(world / "adlm").perplexity(SPEECHES, estimator="path", order_steps=4)
+    assert abs(python.nats - figure["nats"]) < 0.2
+    assert main(["perplexity", *words]) == 0
+    steps = load(world / "adlm").config.sampling.steps
+    assert f"estimator path in {steps} steps, 4 replicates" in " ".join(capsys.readouterr().out.split())
+
+
 def test_results_are_written_and_no_other_file_is_left(world, tmp_path, capsys):
     out = tmp_path / "figures.json"
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared"), "--out", str(out)]) == 0

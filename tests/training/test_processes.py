@@ -20,6 +20,7 @@ SEDD = ("method=sedd", "train.steps=4", *NEEDS["sedd"])
 D3PM = ("method=d3pm", "train.steps=4", *NEEDS["d3pm"])
 RATES = ("time.masks=counted", "rates.rule=text", "train.steps=4")
 ANCHORS = ("time.masks=counted", "rates.rule=anchors", "anchor.rule=rare", "train.steps=4")
+MEMORY = ("model.memory=true", "train.steps=4")
 UNIGRAMS = ("train.unigram_start=true", "model.start=neighbours", "train.steps=4")
 
 # On two processes: the options, and the single-process run that the result must equal.
@@ -30,6 +31,7 @@ CASES = {
     "sedd": (("train.shard=2", *SEDD), "single with sedd"),
     "d3pm": (("train.shard=2", *D3PM), "single with d3pm"),
     "rates": (("train.shard=2", *RATES), "single with rates"),
+    "memory": (("train.shard=2", *MEMORY), "single with memory"),
     "anchors": (("train.micro_batch=2", *ANCHORS), "single with anchors"),
     "unigrams": (("train.micro_batch=2", *UNIGRAMS), "single from unigrams"),
     "two then one": (("train.shard=2", "train.steps=10"), "single"),
@@ -41,6 +43,7 @@ REFERENCES = {
     "single with sedd": SEDD,
     "single with rates": RATES,
     "single with anchors": ANCHORS,
+    "single with memory": MEMORY,
     "single from unigrams": UNIGRAMS,
     "single with d3pm": D3PM,
 }

@@ -60,6 +60,7 @@ def check_exportable(lm: LanguageModel) -> None:
     if config.method not in METHODS.built_in or lm.method.auto_class is None:
         supported = [name for name in METHODS.built_in if METHODS[name].auto_class is not None]
         kind = config.method if config.rates.rule == "none" else f"{config.method} with rates.rule {config.rates.rule}"
+        kind = f"{kind} with model.memory true" if config.model.memory else kind
         raise UserError(f"method {kind} cannot be exported to hf; {', '.join(supported)} can")
     _check_built_in("schedule.name", config.schedule.name, SCHEDULES)
     if lm.method.anchored:

@@ -548,6 +548,10 @@ def test_what_cannot_be_exported_is_a_user_error(tmp_path, capsys):
     out = ["--out", tmp_path / "out"]
     small_model(tmp_path / "sedd", "sedd")
     small_model(tmp_path / "ids", tokenizer=None)
+    small_model(tmp_path / "memory", "mdlm", memory=True)
+    assert "method mdlm with model.memory true cannot be exported to hf" in one_line_error(
+        capsys, "export", tmp_path / "memory", *out
+    )
     assert "method sedd cannot be exported to hf; adlm, mdlm, ar, a2r can" in one_line_error(
         capsys, "export", tmp_path / "sedd", *out
     )

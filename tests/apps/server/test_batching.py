@@ -78,8 +78,18 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:8]), ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(method, block_length, options, tmp_path):
-    lm = adlm.load(small_model(tmp_path / method, method, length=40, block_length=block_length))
-    worker = BatchWorker(method, lm, 3, 100, NoMonitor())
+    check_alone_and_among_others(small_model(tmp_path / method, method, length=40, block_length=block_length), options)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
+def test_a_row_of_a_model_with_memory_has_the_same_bits_alone_and_among_others(sampler, tmp_path):
+    folder = small_model(tmp_path / "memory", "mdlm", length=40, memory=True)
+    check_alone_and_among_others(folder, {"sampler": sampler, "steps": 8})
+
+
+def check_alone_and_among_others(folder, options):
+    lm = adlm.load(folder)
+    worker = BatchWorker("model", lm, 3, 100, NoMonitor())
     worker.start()
     sampling, cached = lm.sampling(**options), lm.method.cached
     rows = []
