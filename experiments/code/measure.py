@@ -356,7 +356,7 @@ def averaged(scores: list[Scores]) -> Scores:
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     spread = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else math.nan
-    return float(np.mean(values)), spread
+    return float(np.mean(values)) if values else math.nan, spread
 
 
 def score(arguments: argparse.Namespace) -> None:
