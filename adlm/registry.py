@@ -135,6 +135,7 @@ ANCHOR_RULES = Registry(
         "pattern": "adlm.data.rows.anchor_rules:pattern",
         "content": "adlm.data.rows.anchor_rules:content",
         "random": "adlm.data.rows.anchor_rules:random",
+        "syntax": "adlm.data.rows.anchor_rules:syntax",
         "all": "adlm.data.rows.anchor_rules:every",
     },
 )

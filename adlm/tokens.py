@@ -9,7 +9,7 @@ import json
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import Encoding, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.bases.description import find_base
 from adlm.bases.gguf_file import read_gguf
@@ -59,10 +59,17 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for several texts, in parallel."""
+        return [row.ids for row in self._encodings(texts, self.engine.encode_batch_fast)]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """`encode_batch`, and for each id the range [start, stop) of the characters that it encodes."""
+        return [(row.ids, row.offsets) for row in self._encodings(texts, self.engine.encode_batch)]
+
+    def _encodings(self, texts: Sequence[str], encode_batch: Callable[..., list[Encoding]]) -> list[Encoding]:
         self.engine.encode_special_tokens = True
         try:
             with _panics_as_user_errors(self.name):
-                encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
+                return encode_batch(list(texts), add_special_tokens=False)
         except UserError:
             raise
         except Exception:  # noqa: BLE001  (the engine raises a bare Exception for a symbol without an id)
@@ -75,7 +82,6 @@ class Tokenizer:
             raise UserError(
                 f"tokenizer {self.name} has no id for {unknown!r}; remove it from the text or use another tokenizer"
             ) from None
-        return [row.ids for row in encoded]
 
     def unknown_words(self, text: str) -> list[str]:
         """The words of the text that are encoded as the unknown token."""

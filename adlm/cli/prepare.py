@@ -94,11 +94,13 @@ def _inspect(config: Config, prepared: Prepared, report: dict[str, Any]) -> Call
     """Add the statistics and reasoning problems of every split to the report; returns what prints them."""
     from adlm.data.rows.anchor_rules import anchor_rule, describe_rule, statistics_of, symbol_statistics
 
-    rule = anchor_rule(
-        config.anchor,
-        prepared.tokenizer.vocabulary.size,
-        lambda: symbol_statistics(prepared.rows(prepared.splits[0]), prepared.tokenizer),
-    )
+    rule = None  # the labels
+    if config.anchor.rule != "syntax" or prepared.labels == "none":
+        rule = anchor_rule(
+            config.anchor,
+            prepared.tokenizer.vocabulary.size,
+            lambda: symbol_statistics(prepared.rows(prepared.splits[0]), prepared.tokenizer),
+        )
     statistics = {split: statistics_of(prepared.rows(split), rule) for split in prepared.splits}
     problems, notes = _inspect_problems(config, prepared, report["how"])
     report["notes"] += notes
@@ -236,7 +238,7 @@ def _print_examples(
     prepared: Prepared,
     split: str,
     statistics: "Statistics",
-    rule: "AnchorRule",
+    rule: "AnchorRule | None",
     rule_in_words: str,
     num_rows: int,
 ) -> None:
@@ -265,7 +267,7 @@ def _print_examples(
         console.print(_highlight(rows, row, prepared, rule, braces))
 
 
-def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:
+def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule | None", braces: bool) -> Text:
     """The first tokens of a row, with special tokens and anchors highlighted; in rows of pairs, answers instead of
     anchors. With `braces`, which need no colours, neighbours among these are also enclosed in a pair of them."""
     from adlm.data.rows.anchor_rules import anchors_in
@@ -274,7 +276,7 @@ def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", bra
     special = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.mask_id}
     ids, pad = rows[row]
     given = rows.given([row])
-    marked = anchors_in(ids[None], pad[None], rule)[0] if given is None else ~given[0]
+    marked = anchors_in(rows, [row], rule)[0] if given is None else ~given[0]
     highlighted = Text()
     text = ids[~pad]
     beginning = text.tolist()[:NUM_SHOWN_TOKENS]

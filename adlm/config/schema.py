@@ -141,6 +141,8 @@ class Data:
     """Whether attention sees padding: masked excludes it, attended includes it as the released code does."""
     dtype: Literal["auto", "uint16", "uint32"] = "auto"
     """Data type of stored token ids; auto is uint16 if the vocabulary fits, else uint32."""
+    labels: Literal["none", "python"] = "none"
+    """Tokens that a prepared folder labels for anchor.rule syntax: none, or the names and keywords of Python source."""
     prepared: str = ""
     """Folder made by `adlm prepare` to train from; empty prepares the text into the run's data/ folder."""
     streaming: bool = False
@@ -154,6 +156,12 @@ class Data:
             raise UserError("data.packing pairs is for data.format pairs, and data.format is text; leave it out")
         if self.format == "pairs" and self.streaming is True:
             raise UserError("data.streaming true is for running text; data.format pairs needs data.streaming=false")
+        if self.labels != "none" and self.format == "pairs":
+            raise UserError(f"data.labels {self.labels} is for running text; data.format pairs needs data.labels=none")
+        if self.labels != "none" and (self.name or self.hub):
+            raise UserError(f"data.labels {self.labels} is for your own text; give data.path, or data.labels=none")
+        if self.labels != "none" and self.streaming is True:
+            raise UserError(f"data.labels {self.labels} is for prepared text; use data.streaming=false")
 
 
 @dataclass(frozen=True)

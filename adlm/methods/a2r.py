@@ -6,8 +6,8 @@ With gamma 0 and no second network this is AR, to the last bit.
 Shapes: B sequences, L tokens, V symbols.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,13 +35,14 @@ class A2r(Anchored, Causal):
         progress: float,
         rng: BatchRng,
         given: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Loss:
         """Draws no random numbers. The reported perplexity is that of `nats`, which leaves the anchor term out."""
         vocabulary = vocabulary_of(self.config)
         predicted = self.predicted(x, pad, given)
         weight, anchor_weights, gamma = predicted[:, 1:].float(), None, self.gamma_at(progress)
         if gamma is not None:
-            anchors = predicted & self.anchors(x, pad)
+            anchors = predicted & self.anchors(x, pad, labels)
             anchor_weights = anchors[:, 1:].float()
         scored, anchor_scored = network.score(x[:, :-1], x[:, 1:], weight, anchor_weights, vocabulary.mask_id)
         total, parts = scored.total, {"nll": scored.total.detach()}
@@ -49,3 +50,8 @@ class A2r(Anchored, Causal):
             total = total + gamma * anchor_scored.total
             parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)
+
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
+        """Without the anchor term, which may need statistics or labels of the training text."""
+        config = replace(self.config, anchor=replace(self.config.anchor, gamma=0.0))
+        return Causal.bound(replace(self, config=config), network, x, pad, rng, given)

@@ -43,16 +43,21 @@ class Anchored:
     def anchor_rule(self) -> AnchorRule:
         return anchor_rule(self.config.anchor, vocabulary_of(self.config).size, self.statistics)
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the anchors are labels of the text, which batches then carry."""
+        return self.config.anchor.rule == "syntax" and self.config.anchor.gamma > 0
+
     def with_statistics(self, statistics: GetStatistics) -> Self:
         """The same method for training on a text. Rules that need statistics take them now."""
         method = replace(self, statistics=statistics)
-        if self.config.anchor.gamma > 0:
+        if self.config.anchor.gamma > 0 and not self.reads_labels:
             method.anchors(torch.zeros(1, 1, dtype=torch.int64), None)
         return method
 
-    def anchors(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at the anchors of clean ids."""
-        return self.anchor_rule(x, pad)
+    def anchors(self, x: Tensor, pad: Tensor | None, labels: Tensor | None = None) -> Tensor:
+        """(B, L), True at the anchors of clean ids: by the rule, or the `labels` (B, L) that the text has for it."""
+        return self.anchor_rule(x, pad) if labels is None else labels
 
     def gamma_at(self, progress: float) -> float | None:
         """The weight of the anchor term after a fraction of training; None where the loss has no such term."""
@@ -114,7 +119,8 @@ class Adlm(Anchored, MaskedDiffusion):
         masked = self.masked_positions(noised.z, pad)
         anchor_weights, gamma = None, self.gamma_at(progress)
         if gamma is not None:
-            anchors = self.anchors(x, pad) if noised.given is None else self.anchors(x, pad) & ~noised.given
+            anchors = self.anchors(x, pad, noised.labels)
+            anchors = anchors if noised.given is None else anchors & ~noised.given
             anchor_weights = anchor_weight(training, anchors, masked, anchor.positions)
         options = self.score_options(noised) | self.loss_options(x, noised, pad)
         scored, anchor_scored = network.score(

@@ -266,9 +266,10 @@ def not_pad(x: Tensor, pad: Tensor | None) -> Tensor:
     return torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad
 
 
-def given_option(given: Tensor | None) -> dict[str, Tensor]:
-    """The argument `given` of a method, left out where nothing is: methods of other packages may not know it."""
-    return {} if given is None else {"given": given}
+def given_option(given: Tensor | None, labels: Tensor | None = None) -> dict[str, Tensor]:
+    """The arguments `given` and `labels` of a method, left out where they are None: not every method knows them."""
+    options = {"given": given, "labels": labels}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager

@@ -49,6 +49,8 @@ class NoisedBatch:
     """Block-causal methods: the length of the first text block; None is that of the others."""
     given: Tensor | None = None
     """(B, L), True at tokens that are given, such as prompts: never masked; None is nowhere."""
+    labels: Tensor | None = None
+    """(B, L), True at the anchors of methods that read labels; None for others."""
     stale: Tensor | None = None
     """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
     last_call: LastCall | None = None
@@ -122,8 +124,10 @@ class MaskedDiffusion:
         progress: float,
         rng: BatchRng,
         given: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Loss:
-        return self.loss_at(network, x, self.noise(x, pad, rng, self.config.time.t_min, given), pad, progress)
+        noised = replace(self.noise(x, pad, rng, self.config.time.t_min, given), labels=labels)
+        return self.loss_at(network, x, noised, pad, progress)
 
     def loss_at(
         self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0

@@ -41,8 +41,9 @@ class Remembering(MaskedDiffusion):
         progress: float,
         rng: BatchRng,
         given: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Loss:
-        noised = self.noise(x, pad, rng, self.config.time.t_min, given)
+        noised = replace(self.noise(x, pad, rng, self.config.time.t_min, given), labels=labels)
         return self.loss_at(network, x, replace(noised, last_call=self.last_call(noised, pad, rng)), pad, progress)
 
     def last_call(self, noised: NoisedBatch, pad: Tensor | None, rng: BatchRng) -> LastCall:

@@ -81,13 +81,13 @@ class Rated(MaskedDiffusion):
         progress: float,
         rng: BatchRng,
         given: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Loss:
         time = self.config.time
         share = draw_times(len(x), rng, 0.0, time.antithetic, time.power)
         noised = self.noised_by_rates(network, x, pad, share, rng, given)
-        return self.loss_at(
-            network, x, replace(noised, importance=importance_weight(share, 0.0, time.power)), pad, progress
-        )
+        importance = importance_weight(share, 0.0, time.power)
+        return self.loss_at(network, x, replace(noised, importance=importance, labels=labels), pad, progress)
 
     def noised_by_rates(
         self, network: Any, x: Tensor, pad: Tensor | None, share: Tensor, rng: BatchRng, given: Tensor | None

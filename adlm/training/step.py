@@ -178,6 +178,8 @@ class MicroBatch:
     """Which rows of the global batch these are; None draws noise for these rows alone, continuing the generator."""
     given: Tensor | None = None
     """(B, L), True at tokens that are never masked and have no loss, such as prompts."""
+    labels: Tensor | None = None
+    """(B, L), True at the anchors of methods that read labels."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +253,12 @@ def train_step(
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad, max_length=state.max_length)
         x = _to_device(batch.x, device)
-        pad, given = (None if each is None else _to_device(each, device) for each in (batch.pad, batch.given))
+        pad, given, labels = (
+            None if each is None else _to_device(each, device) for each in (batch.pad, batch.given, batch.labels)
+        )
         with state.autocast(), fast_attention(device):
             rng = BatchRng(generator, batch.batch_slice)
-            loss = method.loss(network, x, pad, progress, rng, **given_option(given))
+            loss = method.loss(network, x, pad, progress, rng, **given_option(given, labels))
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
         sums = {name: sums[name] + value if sums else value for name, value in values.items()}

@@ -357,8 +357,14 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
             f"data.prepared {config.data.prepared} holds running text, and data.format is pairs; prepare pairs with "
             "`adlm prepare data.format=pairs ...`, or leave data.format out"
         )
+    if config.data.labels not in ("none", prepared.labels):
+        raise UserError(
+            f"data.prepared {config.data.prepared} has labels {prepared.labels}, and data.labels is "
+            f"{config.data.labels}; prepare it with `adlm prepare data.labels={config.data.labels} ...`"
+        )
     packing = PAIRS if prepared.has_answers else config.data.packing or prepared.manifest["packing"]
     data = replace(config.data, packing=packing, format="pairs" if prepared.has_answers else "text")
+    data = replace(data, labels=prepared.labels)
     resolved = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=data)
     if config.data.prepared:  # record the source of the text in the config, not only the folder of its shards
         source, form = prepared.manifest["source"], prepared.manifest["recipe"]["form"]
@@ -381,6 +387,18 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
         assert hole_id is not None  # BlockCausal checks both
         assert eos_id is not None
         rearrangement = Rearrangement(train.infill, hole_id, eos_id)
+    method = method_of(resolved)
+    reads_labels = isinstance(method, Anchored) and method.reads_labels
+    if reads_labels and prepared.labels == "none":
+        raise UserError(
+            f"anchor.rule {config.anchor.rule} needs labels, and {prepared.folder} has none; prepare the text with "
+            "data.labels=python, or use another rule"
+        )
+    if reads_labels and train.infill:
+        raise UserError(
+            f"train.infill {train.infill} rearranges rows, and labels are those of rows as they are; anchor.rule "
+            f"{config.anchor.rule} needs train.infill=0"
+        )
     loader = Loader(
         rows,
         train.batch_size,
@@ -389,6 +407,7 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
         processes.num_ranks,
         rearrangement=rearrangement,
         random_length=train.random_length,
+        reads_labels=reads_labels,
     )
     valid = next((split for split in ("valid", "test") if split in prepared.splits), None)
     held_out = None if valid is None else prepared.rows(valid, config.length, packing)
@@ -495,6 +514,9 @@ def _open_stream(config: Config, processes: Processes) -> TextTask:
             f"train.random_length {config.train.random_length} cuts prepared rows; use data.streaming=false, or "
             "train.random_length=0"
         )
+    method = method_of(replace(config, vocabulary=config.vocabulary or ANY_VOCABULARY))
+    if isinstance(method, Anchored) and method.reads_labels:
+        raise UserError(f"anchor.rule {config.anchor.rule} needs the labels of prepared text; use data.streaming=false")
     tokenizer, source, train = load_tokenizer(config.tokenizer), resolve_source(config.data), config.train
     resolved = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=source.packing))
     stream = Stream(

@@ -273,6 +273,7 @@ def _micro_batches(context: TrainContext, batch: TrainingBatch) -> list[MicroBat
             None if batch.pad is None else batch.pad[start : start + size],
             BatchSlice(first_row + start, train.batch_size),
             None if batch.given is None else batch.given[start : start + size],
+            None if batch.labels is None else batch.labels[start : start + size],
         )
         for start in range(0, num * size, size)
     ]

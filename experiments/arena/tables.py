@@ -185,9 +185,7 @@ def paired(ours: Result, theirs: Result | None) -> Estimate | None:
 def _over_seeds(group: Group, results: Trials) -> Iterator[str]:
     """The rows with two or more seeds: mean, standard deviation, and the mean difference over pairs of seeds."""
     nats = {
-        row.name: {
-            seed: results[key]["nats"] for seed in row.seeds if (key := key_of(row.name, seed)) in results
-        }
+        row.name: {seed: results[key]["nats"] for seed in row.seeds if (key := key_of(row.name, seed)) in results}
         for row in _rows(group)
     }
     several = [row for row in _rows(group) if len(nats[row.name]) > 1]

@@ -30,8 +30,8 @@ TIMING_SECONDS = 60.0
 """Expected seconds of the first timing: most of it is compilation."""
 SAME_WORK = ("train.seed=", "train.learning_rate=", "train.beta2=", "train.valid_every=", "train.warm_up_steps=")
 """Options that do not change the work of a training step."""
-BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
-"""Rules that need statistics of the text; timed as random anchors of the same share."""
+BY_TEXT = ("anchor.rule=rare", "anchor.rule=frequent", "anchor.rule=syntax")
+"""Rules that need statistics or labels of the text; timed as random anchors."""
 MEASURING = threading.Lock()
 """One measurement at a time."""
 
@@ -166,7 +166,7 @@ def time_rows(arguments: argparse.Namespace) -> None:
 
 def work_of(trial: Trial, extra: list[str]) -> list[str]:
     """The overrides that determine the work of a training step."""
-    words = ["anchor.rule=random" if word in BY_STATISTICS else word for word in trial.overrides(extra)]
+    words = ["anchor.rule=random" if word in BY_TEXT else word for word in trial.overrides(extra)]
     return same_work([*words, f"tokenizer={trial.group.tokenizer}"])
 
 

@@ -230,6 +230,33 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
     )
 
 
+@pytest.mark.parametrize("name", ["adlm", "a2r"])
+def test_labelled_tokens_are_the_anchors_of_rule_syntax(name):
+    """The loss minus that without the anchor term, written out; with every label the loss of rule all."""
+    config = settings(name, anchor=Anchor(gamma=0.4, rule="syntax", warm_up=False), schedule=Schedule(eps=1e-3))
+    network, x = random_network(config), text()
+
+    def total(labels=None, **options):
+        changed = replace(config, anchor=replace(config.anchor, **options))
+        given = {} if labels is None else {"labels": labels}
+        rng = BatchRng(torch.Generator().manual_seed(0))
+        return method_of(changed).loss(network, x, None, 1.0, rng, **given).total
+
+    labels = (x + torch.arange(x.shape[1])) % 3 == 0
+    every = torch.ones_like(x, dtype=torch.bool)
+    torch.testing.assert_close(total(every), total(rule="all"), rtol=0, atol=0)
+    if name == "adlm":
+        noised = method_of(config).noise(x, None, BatchRng(torch.Generator().manual_seed(0)), config.time.t_min)
+        cross_entropy = -network.anchor_logits(noised.z).log_softmax(-1).gather(-1, x[..., None])[..., 0]
+        by_hand = ((1 / noised.t.float())[:, None] * labels * cross_entropy).sum()
+    else:
+        cross_entropy = -network.anchor_logits(x[:, :-1]).log_softmax(-1).gather(-1, x[:, 1:, None])[..., 0]
+        by_hand = (labels[:, 1:] * cross_entropy).sum()
+    torch.testing.assert_close(total(labels) - total(gamma=0.0), 0.4 * by_hand, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match=r"anchor.rule syntax reads labels of the training text, and here there are"):
+        total()
+
+
 @pytest.mark.parametrize("name", ["adlm", "mdlm"])
 def test_with_weight_one_the_gradient_is_that_of_the_mean_cross_entropy_at_masks(name):
     """At any times: the total is the number of masks times their mean cross-entropy. Anchors have weight 1 too."""

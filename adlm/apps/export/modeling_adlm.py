@@ -122,7 +122,7 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """(B, L), True at the anchors of clean ids."""
         if anchor.rule not in ANCHOR_RULES_OF_IDS:
             raise ValueError(
-                f"anchor rule {anchor.rule!r} needs statistics of the training text or another package; to train here, "
+                f"anchor rule {anchor.rule!r} needs the training text or another package; to train here, "
                 "set config.anchor['rule'] = 'count', or config.anchor['gamma'] = 0 to train without anchors"
             )
         return ANCHOR_RULES_OF_IDS[anchor.rule](anchor, self.config.vocab_size, no_statistics)(x, pad)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adlm.chat.template import PLAIN_TEMPLATE, encode_conversation
 from adlm.config.load import init_template
 from adlm.config.schema import Config
+from adlm.data.prepare.labels import LABELS, label_tokens
 from adlm.data.prepare.prepared import (
     FORMAT,
     JournalEntry,
@@ -30,6 +30,7 @@ from adlm.data.prepare.prepared import (
     check_replaceable,
     check_work_folder,
     is_prepared,
+    marks_of,
     open_prepared,
     opened_journal,
     publish,
@@ -105,8 +106,8 @@ class EncodedDocuments:
     ids: Ids
     ends: list[int]
     """The positions at which documents end."""
-    is_answer: NDArray[np.bool_] | None
-    """For each id of conversations, whether the assistant writes it; None of running text."""
+    is_marked: list[bool]
+    """For each id whether it is an answer, or labelled; empty of text that has neither."""
 
 
 def prepare(
@@ -204,6 +205,7 @@ def recipe_of(source: Source, tokenizer: Tokenizer, config: Config, template: st
         **tokenizer_recipe(tokenizer),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
         **({} if template is None else {"chat_template": template_sha256(template)}),
+        **({} if config.data.labels == "none" else {"labels": config.data.labels}),
     }
 
 
@@ -228,13 +230,13 @@ def _tokenise(
     entry, characters, uncommitted = start, 0, 0
     sizes = [part.size for part in source.parts]
     total_bytes = 0 if None in sizes else sum(size or 0 for size in sizes)
-    encode = partial(_encode, tokenizer=tokenizer, template=template, dtype=dtype)
+    encode = partial(_encode, tokenizer=tokenizer, template=template, labels=recipe.get("labels", "none"), dtype=dtype)
     with closing(_batches(source, start)) as batches, closing(_encode_all(batches, encode)) as encoded:
         for batch, documents in encoded:
             for split, found in documents.items():
                 if split not in writers:
                     writers[split] = ShardWriter(work / split, dtype, Extent())
-                writers[split].append(found.ids, found.ends, found.is_answer)
+                writers[split].append(found.ids, found.ends, marks_of(recipe), found.is_marked)
             extents = {split: writer.extent for split, writer in writers.items()}
             entry = JournalEntry(batch.part, batch.pieces, batch.documents, extents)
             num_read = sum(map(len, batch.texts))
@@ -317,33 +319,36 @@ def _encode_all(
 
 
 def _encode(
-    batch: EncodingBatch, tokenizer: Tokenizer, template: str | None, dtype: np.dtype[Any]
+    batch: EncodingBatch, tokenizer: Tokenizer, template: str | None, labels: str, dtype: np.dtype[Any]
 ) -> dict[str, EncodedDocuments]:
-    """The documents of each split: running text with eos after each, or conversations."""
+    """The documents of each split: running text with eos after each, which is never labelled, or conversations."""
     encoded: Iterable[tuple[list[int], list[bool]]]
-    if template is None:
-        eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
+    eos = [] if tokenizer.vocabulary.eos_id is None or template is not None else [tokenizer.vocabulary.eos_id]
+    eos_marks: list[bool] = []
+    if template is not None:
+        encoded = (_encode_conversation(document, tokenizer, template) for document in batch.texts)
+    elif labels == "none":
         encoded = ((row, []) for row in tokenizer.encode_batch(batch.texts))
     else:
-        eos = []
-        encoded = (_encode_conversation(document, tokenizer, template) for document in batch.texts)
+        eos_marks = [False] * len(eos)
+        with_offsets = zip(batch.texts, tokenizer.encode_with_offsets(batch.texts), strict=True)
+        encoded = (
+            (row, label_tokens(LABELS[labels](text), offsets, len(text)).tolist())
+            for text, (row, offsets) in with_offsets
+        )
     ids: dict[str, list[int]] = {}
     ends: dict[str, list[int]] = {}
-    answers: dict[str, list[bool]] = {}
-    for split, (row, is_answer), last in zip(batch.splits, encoded, batch.ends, strict=True):
+    marks: dict[str, list[bool]] = {}
+    for split, (row, is_marked), last in zip(batch.splits, encoded, batch.ends, strict=True):
         flat = ids.setdefault(split, [])
         flat += row
-        answers.setdefault(split, []).extend(is_answer)
+        marks.setdefault(split, []).extend(is_marked)
         if last:
             flat += eos
+            marks[split] += eos_marks
             ends.setdefault(split, []).append(len(flat))
     return {
-        split: EncodedDocuments(
-            np.array(flat, dtype),
-            ends.get(split, []),
-            None if template is None else np.array(answers[split], np.bool_),
-        )
-        for split, flat in ids.items()
+        split: EncodedDocuments(np.array(flat, dtype), ends.get(split, []), marks[split]) for split, flat in ids.items()
     }
 
 

@@ -1,6 +1,7 @@
 """A prepared folder: the shards of every split, their tokenizer, and a manifest; opened, and written or replaced.
 
-manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin answers.bin   valid/...
+manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin [answers.bin labels.bin]
+valid/...
 
 `prepare` works in OUT.preparing, with a journal, and an atomic move replaces OUT. Only files that `prepare` wrote are
 ever replaced or deleted. A line of the journal is appended after everything it describes is synced to disk.
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from adlm.data.prepare.shards import (
+    ANSWERS,
+    LABELS,
     SPLITS,
     Extent,
     ShardWriter,
@@ -67,7 +70,12 @@ class Prepared:
     @property
     def has_answers(self) -> bool:
         """Whether the documents are conversations, with the answers marked."""
-        return has_answers(self.manifest["recipe"])
+        return marks_of(self.manifest["recipe"]) == ANSWERS
+
+    @property
+    def labels(self) -> str:
+        """The rule `data.labels` by which tokens are labelled, or none."""
+        return str(self.manifest["recipe"].get("labels", "none"))
 
     def tokens(self, split: str) -> Tokens:
         if split not in self.manifest["splits"]:
@@ -104,9 +112,9 @@ def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def has_answers(recipe: Mapping[str, Any]) -> bool:
-    """Whether shards of a recipe mark answers."""
-    return "chat_template" in recipe
+def marks_of(recipe: Mapping[str, Any]) -> str:
+    """The file with a byte for each id in the splits of a recipe, or nothing."""
+    return ANSWERS if "chat_template" in recipe else LABELS if "labels" in recipe else ""
 
 
 def is_prepared(folder: Path) -> bool:
@@ -134,11 +142,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_manifest(manifest: Any) -> None:
     """Check the type of every entry, and that the file sizes match the counts of tokens and documents."""
-    dtype = manifest["recipe"]["dtype"]
+    dtype, marks = manifest["recipe"]["dtype"], marks_of(manifest["recipe"])
     checks = {
         "source": isinstance(manifest["source"], str),
         "length": isinstance(manifest["length"], int) and manifest["length"] > 0,
-        "packing": manifest["packing"] in LAYOUTS and (manifest["packing"] == PAIRS) == has_answers(manifest["recipe"]),
+        "packing": manifest["packing"] in LAYOUTS and (manifest["packing"] == PAIRS) == (marks == ANSWERS),
         "dtype": dtype in ("uint16", "uint32"),
         "splits": bool(manifest["splits"]) and set(manifest["splits"]) <= {*SPLITS},
     }
@@ -147,7 +155,7 @@ def _check_manifest(manifest: Any) -> None:
         checks[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
         if all(checks.values()):
             sizes = {file["name"]: file["bytes"] for file in entry["files"] if file["sha256"]}
-            checks[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent, has_answers(manifest["recipe"]))
+            checks[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent, marks)
     if failed := [name for name, passed in checks.items() if not passed]:
         raise ValueError(f"wrong {failed[0]}")
 
@@ -224,8 +232,8 @@ def _resume(journal: Journal, work: Path, previous: dict[str, Any], recipe: dict
         entry = _parse_entry(content)
         if entry is None or not same_rest or (entry.part, entry.pieces) > (same_parts, 0):
             break
-        marked = has_answers(recipe)
-        if not all(reaches(work / split, dtype, extent, marked) for split, extent in entry.splits.items()):
+        marks = marks_of(recipe)
+        if not all(reaches(work / split, dtype, extent, marks) for split, extent in entry.splits.items()):
             break
         entries.append(entry)
     for split in SPLITS:

@@ -3,7 +3,8 @@
 A split is one array of ids: its documents concatenated, each followed by eos if the vocabulary has one. It is stored in
 files of SHARD ids regardless of document boundaries, so id n is in file n // SHARD. `documents.bin` holds the index
 after the last id of each document (uint64). If the documents are conversations, `answers.bin` has a byte for each id: 1
-if the assistant writes it, else 0.
+if the assistant writes it, else 0. If the tokens are labelled (`data.labels`), `labels.bin` has a byte for each id: 1
+if it is labelled, else 0. A split has at most one of the two.
 """
 
 import os
@@ -21,7 +22,7 @@ from adlm.errors import UserError
 from adlm.files import file_sha256
 
 SHARD = 2**26  # ids per file: 128 MB at two bytes each
-ENDS, ANSWERS = "documents.bin", "answers.bin"
+ENDS, ANSWERS, LABELS = "documents.bin", "answers.bin", "labels.bin"
 SPLITS = ("train", "valid", "test")
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.uint64]
@@ -62,8 +63,9 @@ class ShardWriter:
         full, rest = divmod(extent.tokens, self.shard)
         _truncate(folder / shard_name(full), rest * dtype.itemsize)
         _truncate(folder / ENDS, extent.documents * 8)
-        if (folder / ANSWERS).exists():
-            _truncate(folder / ANSWERS, extent.tokens)
+        for marks in (ANSWERS, LABELS):
+            if (folder / marks).exists():
+                _truncate(folder / marks, extent.tokens)
         number = full + 1
         while (beyond := folder / shard_name(number)).exists():
             beyond.unlink()
@@ -73,10 +75,14 @@ class ShardWriter:
     def extent(self) -> Extent:
         return Extent(self.tokens, self.documents)
 
-    def append(self, ids: Ids, ends: Sequence[int], is_answer: NDArray[np.bool_] | None = None) -> None:
-        """Append ids; `ends` are the positions in `ids` at which documents end. Either all or none have `is_answer`."""
-        if is_answer is not None:
-            self._write(ANSWERS, is_answer.tobytes())
+    def append(self, ids: Ids, ends: Sequence[int], marks: str = "", is_marked: Sequence[bool] = ()) -> None:
+        """Append ids; `ends` are the positions in `ids` at which documents end.
+
+        `marks` is the file of a byte for each id, ANSWERS or LABELS, and `is_marked` what is written to it; the same
+        file every time, or none.
+        """
+        if marks:
+            self._write(marks, np.array(is_marked, np.bool_).tobytes())
         self._write(ENDS, (np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
         self.documents += len(ends)
         ids = ids.astype(self.dtype, copy=False)
@@ -105,20 +111,20 @@ def _truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def file_sizes(dtype: np.dtype[Any], extent: Extent, has_answers: bool) -> dict[str, int]:
-    """The non-empty files of a split, with their sizes in bytes."""
+def file_sizes(dtype: np.dtype[Any], extent: Extent, marks: str) -> dict[str, int]:
+    """The non-empty files of a split, with their sizes in bytes; `marks` is the file of a byte for each id, if any."""
     full, rest = divmod(extent.tokens, SHARD)
     sizes = {shard_name(number): SHARD * dtype.itemsize for number in range(full)}
     sizes |= {shard_name(full): rest * dtype.itemsize, ENDS: extent.documents * 8}
-    sizes |= {ANSWERS: extent.tokens * has_answers}
+    sizes |= {marks: extent.tokens} if marks else {}
     return {name: size for name, size in sizes.items() if size}
 
 
-def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent, has_answers: bool) -> bool:
+def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent, marks: str) -> bool:
     """Whether the files of a split contain at least `extent`."""
     return all(
         size <= ((folder / name).stat().st_size if (folder / name).exists() else 0)
-        for name, size in file_sizes(dtype, extent, has_answers).items()
+        for name, size in file_sizes(dtype, extent, marks).items()
     )
 
 
@@ -176,8 +182,12 @@ class Tokens:
         self._files: dict[int, Ids] = {}
         ends = folder / ENDS
         self.ends: Ends = np.memmap(ends, np.uint64, "r") if extent.documents else np.zeros(0, np.uint64)
-        self.is_answer = np.memmap(folder / ANSWERS, np.bool_, "r") if (folder / ANSWERS).exists() else None
-        """For each id whether the assistant writes it; None of running text."""
+        self.is_answer, self.is_labelled = (
+            np.memmap(folder / marks, np.bool_, "r") if (folder / marks).exists() else None
+            for marks in (ANSWERS, LABELS)
+        )
+        """For each id whether the assistant writes it, and whether it is labelled; None where the split has no such
+        file."""
 
     def __len__(self) -> int:
         return self.extent.tokens
@@ -188,6 +198,7 @@ class Tokens:
             "_files": {},
             "ends": None,
             "is_answer": None,
+            "is_labelled": None,
         }  # memory maps are reopened after unpickling
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -227,4 +238,5 @@ class TokensInMemory(Tokens):
         ids = np.array([index for document in documents for index in document], np.uint32)
         self.folder, self.dtype, self.shard = Path(name), ids.dtype, max(1, len(ids))
         self.extent, self._files = Extent(len(ids), len(documents)), {0: ids}
-        self.ends, self.is_answer = np.cumsum([len(document) for document in documents], dtype=np.uint64), None
+        self.ends = np.cumsum([len(document) for document in documents], dtype=np.uint64)
+        self.is_answer = self.is_labelled = None

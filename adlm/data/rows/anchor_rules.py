@@ -94,6 +94,7 @@ def describe_rule(anchor: Anchor) -> str:
         "pattern": f"matching {anchor.pattern}",
         "content": "content words",
         "random": f"random, {anchor.share:.0%} of the text",
+        "syntax": "labelled names and keywords",
         "all": "every token",
     }
     return described.get(anchor.rule, anchor.rule)
@@ -177,6 +178,18 @@ def random(anchor: Anchor, num_symbols: int, statistics: GetStatistics) -> Ancho
     return rule
 
 
+def syntax(anchor: Anchor, num_symbols: int, statistics: GetStatistics) -> AnchorRule:
+    """The tokens that a prepared folder labels. Batches carry them, so this is called only where there are none."""
+
+    def rule(x: Tensor, pad: Tensor | None) -> Tensor:
+        raise UserError(
+            "anchor.rule syntax reads labels of the training text, and here there are none; prepare the text with "
+            "data.labels=python, or use another rule"
+        )
+
+    return rule
+
+
 def _mixed(numbers: Tensor) -> Tensor:
     """Integers from 0 to 2^31 - 1 in which every bit depends on every bit of the numbers."""
     for factor in (0x7FEB352D, 0x46CA68B7):
@@ -214,7 +227,8 @@ class Statistics:
     """Fraction of positions that are padding."""
 
 
-def statistics_of(rows: Rows, rule: AnchorRule, top: int = 12) -> Statistics:
+def statistics_of(rows: Rows, rule: AnchorRule | None, top: int = 12) -> Statistics:
+    """`rule` None takes labelled tokens as anchors."""
     x, pad = rows.read(_sample(rows))
     text = np.ones_like(x, bool) if pad is None else ~pad
     ids, counts = np.unique(x[text], return_counts=True)
@@ -230,7 +244,7 @@ def statistics_of(rows: Rows, rule: AnchorRule, top: int = 12) -> Statistics:
         sampled_tokens=int(text.sum()),
         distinct=len(ids),
         most_frequent=tuple((int(ids[i]), float(counts[i] / counts.sum())) for i in order),
-        anchors=float(anchors_in(x, pad, rule)[text].mean()),
+        anchors=float(anchors_in(rows, _sample(rows), rule)[text].mean()),
         padding=float(1 - text.mean()),
     )
 
@@ -239,8 +253,16 @@ def _sample(rows: Rows) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64))
 
 
-def anchors_in(x: NDArray[np.int64], pad: NDArray[np.bool_] | None, rule: AnchorRule) -> NDArray[np.bool_]:
-    """(n, L), True at anchors, False at padding. Processes 32 rows at a time: rules may need (rows, V) numbers."""
+def anchors_in(rows: Rows, numbers: Sequence[int] | NDArray[np.int64], rule: AnchorRule | None) -> NDArray[np.bool_]:
+    """(n, L), True at anchors of rows, which are the labelled tokens if `rule` is None; False at padding.
+
+    Processes 32 rows at a time: rules may need (rows, V) numbers.
+    """
+    if rule is None:
+        labels = rows.labels(numbers)
+        assert labels is not None
+        return labels
+    x, pad = rows.read(numbers)
     padding = np.zeros_like(x, bool) if pad is None else pad
     masks = [
         rule(torch.from_numpy(x[i : i + 32]), torch.from_numpy(padding[i : i + 32])).numpy()

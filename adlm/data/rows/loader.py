@@ -62,6 +62,8 @@ class TrainingBatch(NamedTuple):
     """Whether the optimizer starts anew before this batch: at the first batch of some stages of reasoning."""
     given: Tensor | None = None
     """(B, L), True at ids without a loss, such as prompts and copies in rearranged rows; None for running text."""
+    labels: Tensor | None = None
+    """(B, L), True at labelled ids; None if they are not read."""
 
 
 class Batches(Protocol):
@@ -87,6 +89,8 @@ class Loader:
     """Applied to the rows of a batch, which are running text; not to one with padding."""
     random_length: float = 0.0
     """Share of the rows that are cut to a random length: 1, ..., n of the n tokens of their text, equally likely."""
+    reads_labels: bool = False
+    """Whether batches have labels, for rows that are not rearranged."""
 
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
@@ -103,12 +107,15 @@ class Loader:
             kept = kept_shares(cuts, self.random_length) if self.random_length else None
             x, pad = self.rows.read(numbers, draws, kept)
             known = self.rows.given(numbers)
+            labelled = self.rows.labels(numbers, draws, kept) if self.reads_labels else None
             if self.rearrangement is not None and pad is None:
                 x, known = self.rearrangement(x, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
-            padding, given = (None if each is None else torch.from_numpy(each) for each in (pad, known))
-            yield TrainingBatch(torch.from_numpy(x), padding, position, given=given)
+            padding, given, labels = (
+                None if each is None else torch.from_numpy(each) for each in (pad, known, labelled)
+            )
+            yield TrainingBatch(torch.from_numpy(x), padding, position, given=given, labels=labels)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         """The numbers of the next `count` rows, and two uniform random numbers for each."""

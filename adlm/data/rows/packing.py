@@ -188,10 +188,7 @@ class Rows:
         first = len(bos)
         x = np.full((len(rows), self.length), self.vocabulary.padding_id, np.int64)
         used = np.empty(len(rows), np.int64)
-        for index, row in enumerate(rows):
-            start, stop = self.layout.span(int(row), 0.0 if draws is None else float(draws[index]))
-            if kept is not None:
-                stop = start + math.ceil(kept[index] * (stop - start))
+        for index, (start, stop) in enumerate(self._spans(rows, draws, kept)):
             end = first + stop - start
             x[index, :first] = bos
             self.tokens.copy_to(x[index, first:], start, stop)
@@ -203,13 +200,41 @@ class Rows:
 
     def given(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """(n, L), True at ids that the assistant does not write, and at padding; None for running text."""
-        if self.tokens.is_answer is None:
+        return None if self.tokens.is_answer is None else ~self._marks(self.tokens.is_answer, self._spans(rows))
+
+    def labels(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        draws: Sequence[float] | NDArray[np.float64] | None = None,
+        kept: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.bool_] | None:
+        """(n, L), True at labelled ids of the rows that `read` gives; None for text without labels."""
+        if self.tokens.is_labelled is None:
             return None
-        first, given = len(self.vocabulary.row_boundaries[0]), np.ones((len(rows), self.length), np.bool_)
-        for index, row in enumerate(rows):
-            start, stop = self.layout.span(int(row), 0.0)
-            given[index, first : first + stop - start] = ~self.tokens.is_answer[start:stop]
-        return given
+        return self._marks(self.tokens.is_labelled, self._spans(rows, draws, kept))
+
+    def _spans(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        draws: Sequence[float] | NDArray[np.float64] | None = None,
+        kept: NDArray[np.float64] | None = None,
+    ) -> list[tuple[int, int]]:
+        """The range of ids in the split of each row's text; see `read`."""
+        spans = [
+            self.layout.span(int(row), 0.0 if draws is None else float(draws[index])) for index, row in enumerate(rows)
+        ]
+        if kept is None:
+            return spans
+        return [
+            (start, start + math.ceil(share * (stop - start))) for (start, stop), share in zip(spans, kept, strict=True)
+        ]
+
+    def _marks(self, is_marked: NDArray[np.bool_], spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
+        """(n, L), what is stored for the ids of each row; False at bos, eos and padding around its text."""
+        first, marks = len(self.vocabulary.row_boundaries[0]), np.zeros((len(spans), self.length), np.bool_)
+        for row, (start, stop) in zip(marks, spans, strict=True):
+            row[first : first + stop - start] = is_marked[start:stop]
+        return marks
 
     def without_common_padding(self) -> "Rows":
         """Conversations in rows as long as the longest of them; running text as it is."""

@@ -218,6 +218,7 @@ def _own_text(data: Data, without: Sequence[Path]) -> Source:
             field=data.field,
             boundary=data.boundary,
             damaged=data.damaged,
+            whole=data.labels != "none",
         )
         for file in files
     )

@@ -150,6 +150,8 @@ class TextFile:
     transform: Callable[[str], str] = identity
     share: tuple[float, float] = (0.0, 1.0)
     """The range of the decompressed bytes that is read, as fractions."""
+    whole: bool = False
+    """Whether a document is one chunk of any length."""
     cut: tuple[int, int] | None = None
     """(document, character): the document with this number is cut in two at this character."""
 
@@ -201,21 +203,24 @@ class TextFile:
         return found.st_size, found.st_mtime_ns
 
     def _chunks_of_text(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Chunk]:
-        whole = self.transform is not identity or self.line is not None
-        chunks = join_chunks(self._blocks(raw, seen), self.boundary, whole)
+        is_mapped = self.transform is not identity or self.line is not None
+        chunks = join_chunks(self._blocks(raw, seen), self.boundary, is_mapped or self.whole)
         if self.line is None and self.boundary == "line":
             chunks = _without_blank_lines(chunks)
         for text, ends in chunks:
             if self.line is not None:
                 text = self.line(text)
-            yield from split_into_chunks(self.transform(text)) if whole else [Chunk(text, ends)]
+            yield from self._divide(self.transform(text)) if is_mapped else [Chunk(text, ends)]
 
     def _chunks_of_records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Chunk]:
         for text, where in self._records(raw, seen):
             if self.format == "pairs":
                 yield Chunk(text, True)
                 continue
-            yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
+            yield from self._divide(self.transform(check_text(text, self.damaged, where)))
+
+    def _divide(self, document: str) -> Iterator[Chunk]:
+        return iter([Chunk(document, True)]) if self.whole else split_into_chunks(document)
 
     def _records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Record]:
         if self._form == ".parquet":

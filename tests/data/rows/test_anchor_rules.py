@@ -24,7 +24,7 @@ def symbols(chosen):
     return sorted(X[chosen].unique().tolist())
 
 
-@pytest.mark.parametrize("rule", ANCHOR_RULES.built_in)
+@pytest.mark.parametrize("rule", sorted({*ANCHOR_RULES.built_in} - {"syntax"}))  # whose anchors are in the batch
 def test_padding_is_never_an_anchor_and_changes_no_other_position_of_another_row(rule):
     plain, padded = anchors(rule, pattern="law|peace"), anchors(rule, PAD, pattern="law|peace")
     assert padded.dtype == torch.bool
