@@ -24,7 +24,7 @@ import adlm
 from adlm.apps.plots import new_figure, save_figure
 from adlm.language_model import LanguageModel
 
-TEXTS, LENGTH, SHARE, POINTS = 256, 64, 0.15, 21
+TEXTS, LENGTH, SHARE, POINTS = 64, 64, 0.15, 21
 SAMPLERS = ("ancestral", "left-to-right", "certainty", "margin", "entropy", "anchor-first")
 RULES = {
     "none": "random",
