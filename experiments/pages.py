@@ -558,6 +558,14 @@ def summary() -> str:
             "[arena](experiments/arena/README.md#how-soon-is-the-released-bound-reached)",
         ],
         [
+            "Which weight of the loss?",
+            "1, not the bound's 1/t",
+            "`time.weight=one` at 50M parameters, nats: "
+            f"{gap('objective-mdlm-one', 'order-mdlm', with_p=True)} for MDLM, "
+            f"{gap('objective-adlm-one', 'order-adlm', with_p=True)} for ADLM",
+            "[arena](experiments/arena/README.md#does-the-weight-of-the-loss-change-it)",
+        ],
+        [
             "How fast is this code?",
             "Faster than the released code",
             "training 314k tokens/s, released 36k; a text 1.50 s, released 31.3 s (H200)",
