@@ -50,7 +50,7 @@ def rare_symbols(lm: LanguageModel) -> torch.Tensor:
 def revealed_anchors(lm: LanguageModel, sampler: str) -> NDArray[np.float64]:
     """(POINTS,), the share of the anchors of all texts that is revealed once so much of a text is."""
     rank, num_revealed = torch.full((TEXTS, LENGTH), -1), torch.zeros(TEXTS, 1, dtype=torch.int64)
-    for frame in lm.watch(torch.full((TEXTS, LENGTH), lm.mask_id), sampler=sampler, steps=LENGTH):
+    for frame in lm.watch(torch.full((TEXTS, LENGTH), lm.mask_id), sampler=sampler, steps=LENGTH, top_p=1.0):
         rank, ids = torch.where(frame.revealed, num_revealed, rank), frame.ids
         num_revealed += frame.revealed.sum(dim=1, keepdim=True)
     ranks = rank[rare_symbols(lm)[ids]].numpy()
