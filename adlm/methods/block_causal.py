@@ -145,7 +145,7 @@ class BlockCausal(MaskedDiffusion):
         )
         assert t is not None
         stale = None if noised.stale is None else cut.join(noised.stale, x)
-        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first, given, stale)
+        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first, given, stale=stale)
 
     def _at_tokens(self, cut: BlockCut, values: Tensor, x: Tensor) -> Tensor:
         """(B, L), the value (B n,) of each token's block; 1 at the first token, and in blocks without masks."""
