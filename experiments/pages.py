@@ -554,8 +554,8 @@ def summary() -> str:
         [
             "Is there a faster recipe than the released one?",
             "Yes, `recipe/modern`; lower still with `time.weight=one`",
-            f"ADLM reaches the bound of the released settings (one seed) in {ratios[0]} of their GPU seconds; weight 1: "
-            f"{gap('objective-adlm-one', 'order-adlm', with_p=True)} nats",
+            f"ADLM reaches the bound of the released settings (one seed) in {ratios[0]} of their GPU seconds; "
+            f"weight 1 changes its bound by {gap('objective-adlm-one', 'order-adlm', with_p=True)}",
             "[arena](experiments/arena/README.md#how-soon-is-the-released-bound-reached)",
         ],
         [

@@ -88,7 +88,7 @@ def test_masks_read_their_states_of_the_call_before(name):
 
 
 @pytest.mark.parametrize("num_steps", mostly_slow([1, 2, 3, 4], 3))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm"))
 def test_the_expectation_over_paths_is_a_bound_on_the_sampler(name, num_steps):
     method, network = remembering(name, num_steps)
     by_pattern = log_probs(network, texts(), on_the_grid(num_steps))
@@ -113,9 +113,11 @@ def plain(config):
     return replace(config.model, memory=False)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("num_steps", "sampler"), [(3, "ancestral"), (3, "left-to-right")])
+@pytest.mark.parametrize("frozen", mostly_slow([False, True], True))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm"))
+@pytest.mark.parametrize(
+    ("num_steps", "sampler"), mostly_slow([(3, "ancestral"), (3, "left-to-right")], (3, "ancestral"))
+)
 def test_samples_have_the_enumerated_distribution(name, num_steps, sampler, frozen):
     method, network = remembering(name, num_steps)
     num, sampling = 10_000 if frozen else 3000, replace(method.config.sampling, sampler=sampler)
@@ -207,7 +209,7 @@ def canvas_and_pad(length: int = 14):
 
 
 @pytest.mark.parametrize("steps", [4, 40])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm"))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_frozen_equals_plain_and_batched_equals_alone(sampler, name, steps):
     """With 4 steps rows are in step, with 40 each reveals tokens at steps of its own."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import mostly_slow
 from worlds import batch_rng, randomized
 
 from adlm.config.schema import Config, Model, Rates, Sampling, Time, Vocabulary
@@ -95,7 +96,7 @@ def exact_bound(method, network, x):
     return total
 
 
-@pytest.mark.parametrize("method", ["mdlm", "adlm"])
+@pytest.mark.parametrize("method", mostly_slow(["mdlm", "adlm"], "adlm"))
 @pytest.mark.parametrize("rule", RULES)
 def test_the_bound_is_a_bound_on_the_likelihood_of_the_sampler(method, rule):
     method, network = built(tiny(method, rule))
@@ -112,7 +113,7 @@ def test_the_bound_is_tight_if_the_order_says_nothing():
     assert exact_bound(method, network, TEXTS[3]).item() == pytest.approx(float(exact_nats(method, network, TEXTS[3])))
 
 
-@pytest.mark.parametrize("method", ["mdlm", "adlm"])
+@pytest.mark.parametrize("method", mostly_slow(["mdlm", "adlm"], "adlm"))
 @pytest.mark.parametrize("rule", RULES)
 def test_estimates_have_the_bound_as_their_expectation(method, rule):
     method, network = built(tiny(method, rule))
@@ -184,7 +185,7 @@ def test_clocks_in_time_have_the_same_bound_and_what_their_sum_costs(rule):
     torch.testing.assert_close(in_time - of_sums, exact_bound(method, network, x).detach(), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["tokens", "text"])
+@pytest.mark.parametrize("rule", mostly_slow(["tokens", "text"], "tokens"))
 def test_learnt_rates_get_the_gradient_of_the_bound(rule):
     """Through the masks that are drawn too. Rows: all texts, each 10,000 times."""
     method, network = built(tiny("mdlm", rule))
@@ -258,8 +259,8 @@ def frequencies(method, network, steps, num=20_000):
     return torch.bincount((ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / num
 
 
-@pytest.mark.parametrize("method", ["mdlm", "adlm"])
-@pytest.mark.parametrize("steps", [3, 1])
+@pytest.mark.parametrize("method", mostly_slow(["mdlm", "adlm"], "adlm"))
+@pytest.mark.parametrize("steps", mostly_slow([3, 1], 3))
 def test_the_sampler_draws_from_its_distribution(method, steps):
     method, network = built(tiny(method))
     expected = torch.stack([(-exact_nats(method, network, x, steps)).exp() for x in TEXTS])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_models import mostly_slow
 from small_runs import RecordingReporter, corpus, logged, run, weights
 
 import adlm
@@ -9,7 +10,7 @@ import adlm
 OWN = ("train.precision=float64", "train.decay=constant", "model.dropout=0", "anchor.warm_up=false")
 
 
-@pytest.mark.parametrize("method", ["mdlm", "adlm"])
+@pytest.mark.parametrize("method", mostly_slow(["mdlm", "adlm"], "adlm"))
 def test_runs_are_the_same_for_any_micro_batch_and_resume(tmp_path, method):
     prepared, words = corpus(tmp_path, lines=100), (f"method={method}", "model.memory=true", *OWN)
     run(prepared, tmp_path / "whole", *words)
@@ -25,7 +26,7 @@ def test_runs_are_the_same_for_any_micro_batch_and_resume(tmp_path, method):
     assert lm.perplexity("sun moon", samples=2).value > 1
 
 
-@pytest.mark.parametrize("method", ["mdlm", "adlm"])
+@pytest.mark.parametrize("method", mostly_slow(["mdlm", "adlm"], "adlm"))
 def test_a_finished_run_gets_a_memory_and_loses_it(tmp_path, method):
     """With a learning rate that changes nothing: a new memory is 0, so the model is the old one to the last bit."""
     prepared, still = corpus(tmp_path, lines=100), ("train.learning_rate=1e-30", "train.steps=4", "train.ema=0")
