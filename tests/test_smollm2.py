@@ -145,6 +145,7 @@ def test_the_recipe_for_a_gpu_stands_after_init(base, adapter):
 
 
 @pytest.mark.skipif(find_named_base("smollm2") is None, reason="the base weights of smollm2 are not here")
+@pytest.mark.slow
 def test_the_real_base_knows_english():
     lm = adlm.load("smollm2")
     chain = sum(weight.numel() for weight in lm.network.chain.parameters())

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from small_models import mostly_slow
 
 from adlm.config.schema import Config, Model, Sampling, Train, Vocabulary
 from adlm.diffusion.times import BatchRng
@@ -143,7 +144,7 @@ def test_a_block_sees_the_text_before_it_and_nothing_after(method_name, masked_k
 
 
 @pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
-@pytest.mark.parametrize("block_length", [1, 2, 3])
+@pytest.mark.parametrize("block_length", mostly_slow([1, 2, 3], 2))
 def test_the_bound_is_a_bound_and_the_estimators_have_its_expectation(block_length, method_name):
     method, network = built(tiny(block_length, method=method_name))
     x = rows(4)
@@ -441,7 +442,8 @@ def speculative(block_length: int, length: int = 4, **model):
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    ("block_length", "drafts", "chain"), [(2, 1, 0), (3, 2, 0), (4, 3, 0), (4, 1, 0), (2, 0, 0), (2, 1, 5), (4, 3, 5)]
+    ("block_length", "drafts", "chain"),
+    mostly_slow([(2, 1, 0), (3, 2, 0), (4, 3, 0), (4, 1, 0), (2, 0, 0), (2, 1, 5), (4, 3, 5)], (3, 2, 0), (2, 1, 5)),
 )
 def test_draft_and_verify_samples_the_causal_model(block_length, drafts, chain, cached):
     method, network = speculative(block_length, chain=chain)
@@ -498,7 +500,9 @@ def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_ca
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(("block_length", "method_name"), [(2, "mdlm"), (3, "mdlm"), (3, "adlm")])
+@pytest.mark.parametrize(
+    ("block_length", "method_name"), mostly_slow([(2, "mdlm"), (3, "mdlm"), (3, "adlm")], (2, "mdlm"))
+)
 def test_unverified_drafts_have_the_exact_likelihood_of_the_chain(block_length, method_name, cached):
     method, network = speculative(block_length, 5, method=method_name, chain=5)
     sampling, x, num = Sampling(sampler="speculative", verify=False), rows(5), 8000 if cached else 600
