@@ -101,7 +101,7 @@ def test_the_expectation_over_paths_is_a_bound_on_the_sampler(name, num_steps):
     for sampled_from in (network, FrozenNetwork(network)):
         nats = method.bound(sampled_from, x, None, batch_rng()).sum(dim=1)
         assert (nats[:, None] + by_pattern[:, number]).abs().min(dim=1).values.max() < 1e-9, "of one of the paths"
-        assert abs(nats.mean() - bound[number]) <= 4 * nats.std() / num**0.5
+        assert abs(nats.mean() - bound[number]) <= 4 * nats.std() / num**0.5 + 1e-12  # one step has one path
     if num_steps > 1:
         with torch.no_grad():
             memory_of(network).weight.zero_()
