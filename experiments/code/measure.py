@@ -76,15 +76,7 @@ class Hole:
 
 def holes_in(number: int, text: str, offsets: list[tuple[int, int]]) -> list[Hole]:
     """Random holes of both kinds in different functions, whose ends are ends of tokens."""
-    lines = [0]
-    for line in text.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
-
-    def place(line: int, column: int) -> int:
-        """The character at a position of `ast`, whose columns are counted in bytes."""
-        begin = text[lines[line - 1] : lines[line]].encode()[:column]
-        return lines[line - 1] + len(begin.decode())
-
+    place = places_in(text)
     first = {start + 1: index for index, (start, _) in enumerate(offsets) if text[start] == " "}  # a name and its space
     first |= {start: index for index, (start, _) in enumerate(offsets)}
     last = {stop: index + 1 for index, (_, stop) in enumerate(offsets)}
@@ -103,6 +95,19 @@ def holes_in(number: int, text: str, offsets: list[tuple[int, int]]) -> list[Hol
                 of_kind.append(Hole(number, kind, start, stop, offsets[start][0], offsets[stop - 1][1]))
         found += of_kind
     return found
+
+
+def places_in(text: str) -> Callable[[int, int], int]:
+    """(line, column) of `ast`, whose columns are counted in bytes -> the number of the character in the text."""
+    lines = [0]
+    for line in text.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+
+    def place(line: int, column: int) -> int:
+        begin = text[lines[line - 1] : lines[line]].encode()[:column]
+        return lines[line - 1] + len(begin.decode())
+
+    return place
 
 
 def statements(function: Any) -> list[Any]:
@@ -301,16 +306,9 @@ def known_share(text: str, start: int = 0, stop: int | None = None) -> float | N
     missing = missing_names(text)
     if missing is None:
         return None
-    lines = [0]
-    for line in text.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
-    stop = len(text) if stop is None else stop
-    names = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            begin = text[lines[node.lineno - 1] : lines[node.lineno]].encode()[: node.col_offset]
-            if start <= lines[node.lineno - 1] + len(begin.decode()) < stop:
-                names.append(node.id not in missing)
+    stop, place = len(text) if stop is None else stop, places_in(text)
+    read = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    names = [node.id not in missing for node in read if start <= place(node.lineno, node.col_offset) < stop]
     return sum(names) / len(names) if names else None
 
 
