@@ -149,10 +149,38 @@ def anchoring() -> str:
     one, quick_one = "objective-adlm-one", gap("quick-adlm-one", "quick-mdlm-one", with_p=True)
     rows.append(["MDLM of equal depth, both with weight 1", gap(one, "objective-mdlm-one", with_p=True), "", quick_one])
     rows.append(["the same with the auxiliary loss", gap(one, "objective-auxiliary-one", with_p=True), "", ""])
+    rows.append(
+        ["MDLM, weight 1, equal GPU seconds, fresh seeds", gap("confirm-adlm", "confirm-mdlm", with_p=True), "", ""]
+    )
     rare = gap("adlm-rare-muon-2e-3", "adlm-random-muon-2e-3", with_p=True)
     quick_rare = gap("quick-adlm-muon-identity-rare", "quick-adlm-muon-identity-random", with_p=True)
     rows.append(["*rare minus random anchors*", rare, "", quick_rare])
     return markdown(["ADLM minus", "50M parameters", "255M parameters", "quickstart, 0.6M"], rows)
+
+
+def confirmed() -> str:
+    """The group `confirm`: differences at equal GPU seconds, and after equally many steps."""
+    names, step = ("confirm-mdlm", "confirm-auxiliary", "confirm-adlm"), 600
+    after = {name: {seed: curve_at(trial, step) for seed, trial in seeds(name).items()} for name in names}
+
+    def minus(ours: str, theirs: str) -> str:
+        common = sorted(after[ours].keys() & after[theirs].keys())
+        pairs = [after[ours][seed] - after[theirs][seed] for seed in common]
+        return "" if ours == theirs else mean_and_error(pairs, 4, True)
+
+    lines = []
+    for name in names:
+        found, (mdlm, auxiliary, _) = seeds(name), names
+        nats = ", ".join(f"{found[seed]['nats']:.4f}" if seed in found else "–" for seed in range(3, 8))
+        gaps = [gap(name, mdlm, 4, True), minus(name, mdlm), gap(name, auxiliary, 4, True)]
+        lines.append([ARENA.rows[name].title, nats, mean(name), *("" if name == mdlm else each for each in gaps)])
+    head = ["nats per token, seeds 3 to 7", "mean", "minus MDLM", f"minus MDLM after {step} steps", "minus auxiliary"]
+    return markdown(["", *head], lines)
+
+
+def curve_at(trial: Result, step: int) -> float:
+    """The bound of 512 held-out rows after a number of steps."""
+    return next(nats for at, _, nats, _ in trial["curve"] if at == step)
 
 
 def until_released(rows: Mapping[str, str]) -> str:
@@ -553,7 +581,7 @@ def summary() -> str:
         ],
         [
             "Is there a faster recipe than the released one?",
-            "Yes, `recipe/modern`; lower still with `time.weight=one`",
+            "Yes, `recipe/modern`",
             f"ADLM reaches the bound of the released settings (one seed) in {ratios[0]} of their GPU seconds; "
             f"weight 1 changes its bound by {gap('objective-adlm-one', 'order-adlm', with_p=True)}",
             "[arena](experiments/arena/README.md#how-soon-is-the-released-bound-reached)",
@@ -653,6 +681,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {"objective-mdlm-one": "MDLM, weight 1", "objective-adlm-one": "ADLM, weight 1"},
         with_p=True,
     ),
+    "confirm": confirmed,
     "asymmetric": lambda: compared(
         titled(
             "asymmetric-mdlm asymmetric-mdlm-6 asymmetric-8+4-every-4 asymmetric-8+4-gamma-0-every-4 "

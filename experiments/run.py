@@ -76,6 +76,7 @@ def main() -> None:
     samples.add_argument("--num", type=int, default=512, help="texts of each sampler and number of steps")
     samples.add_argument("--batch", type=int, default=128, help="texts per batch")
     samples.add_argument("--steps", type=int, nargs="+", default=[16, 64, 256], help="sampling steps")
+    samples.add_argument("--samplers", nargs="+", default=["ancestral", "remdm-loop"], help="as of `adlm sample`")
     samples.add_argument("--untimed", action="store_true", help="texts alone, no seconds")
     lengths.add_argument("--only", nargs="+", metavar="NAME", required=True, help="trained groups, rows or trials")
     lengths.add_argument("--data", type=Path, required=True, help="prepared folder with the split valid")

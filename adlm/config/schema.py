@@ -220,19 +220,18 @@ class Time:
             raise UserError(f"time.t_max {self.t_max} limits the times of training, and {kind} them itself; use 1.0")
         if _are_numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; try time.steps=1000")
-        if _are_numbers(self.steps, self.power) and self.steps and self.continuous_option:
+        if _are_numbers(self.steps, self.power) and self.steps and self.continuous_options:
+            name = next(iter(self.continuous_options))
             raise UserError(
-                f"{self.continuous_option} needs continuous time, and time.steps is {self.steps}; use time.steps=0"
+                f"time.{name} {getattr(self, name)} needs continuous time, and time.steps is {self.steps}; use "
+                "time.steps=0"
             )
 
     @property
-    def continuous_option(self) -> str:
-        """The option that only adlm and mdlm in continuous time have, with its value; empty if none is set."""
-        if self.masks == "counted":
-            return "time.masks counted"
-        if self.weight == "one":
-            return "time.weight one"
-        return "" if self.power == 1 else f"time.power {self.power}"
+    def continuous_options(self) -> dict[str, object]:
+        """The options set that only adlm and mdlm in continuous time have, and their defaults."""
+        defaults: dict[str, object] = {"masks": "independent", "weight": "bound", "power": 1}
+        return {name: default for name, default in defaults.items() if getattr(self, name) != default}
 
 
 @dataclass(frozen=True)
@@ -512,6 +511,8 @@ class Sampling:
     """Whether the token that crosses top_p is kept (crossing, as in Hugging Face) or dropped (published)."""
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
+    no_repeat: CountOrZero = 0
+    """adlm, mdlm: never draw a token with which so many tokens in a row would occur a second time; 0 disables it."""
     anchor_every: Count = 1
     """adlm: the anchor network runs at every k-th step of a row or block, the denoiser at all; in training too."""
     drafts: CountOrZero | None = None

@@ -35,7 +35,8 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.files import METRICS_LIMIT, read_bytes, reporting_os_errors, scan_metrics, write_file
 from adlm.files import read_metrics as read_metrics
-from adlm.methods.inputs import vocabulary_of
+from adlm.methods.adlm import Anchored
+from adlm.methods.inputs import given_option, vocabulary_of
 from adlm.methods.method import Method
 from adlm.training.optimizer import learning_rate
 from adlm.training.step import StepReport, generator_of
@@ -293,9 +294,11 @@ def flops_per_token(method: Method, network: Any, device: torch.device) -> float
     if datasheet_flops(device) is None:
         return None
     x = zipf(method.config, ROWS, generator_of(0, "noise")).to(device)
+    labels = torch.ones_like(x, dtype=torch.bool) if isinstance(method, Anchored) and method.reads_labels else None
 
     def step() -> None:
-        method.loss(network, x, None, 1.0, BatchRng(generator_of(0, "noise"))).total.backward()  # type: ignore[no-untyped-call]
+        rng = BatchRng(generator_of(0, "noise"))
+        method.loss(network, x, None, 1.0, rng, **given_option(None, labels)).total.backward()  # type: ignore[no-untyped-call]
 
     flops = count_flops(step)
     network.zero_grad(set_to_none=True)

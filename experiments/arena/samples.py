@@ -35,7 +35,6 @@ from adlm.likelihood.text_sets import text_sets
 from adlm.samples_file import draw_samples, open_samples, provenance_of
 from adlm.sampling.settings import SampleSettings
 
-SAMPLERS = ("ancestral", "remdm-loop")
 LENGTH_SAMPLERS = ("ancestral", "confidence")
 TOP_P = 0.9
 TOLERANCE = 0.03
@@ -57,7 +56,7 @@ def generate_samples(arguments: argparse.Namespace) -> None:
     models = {
         trial.key: load(arguments.out / trial.key, local_device("auto")) for trial in ARENA.chosen(arguments.only)
     }
-    for sampler in SAMPLERS:
+    for sampler in arguments.samplers:
         for steps in arguments.steps:
             if arguments.untimed:
                 for key, lm in models.items():

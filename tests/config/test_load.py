@@ -22,6 +22,7 @@ from adlm.config.load import (
 from adlm.config.options import descriptions, sections
 from adlm.config.schema import Config, Data, Model, Reason, Vocabulary
 from adlm.errors import UserError
+from adlm.methods import method_of
 
 RUNS = [f"{corpus}/{method}" for corpus in ("owt", "lm1b") for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r")]
 
@@ -60,6 +61,8 @@ def test_the_preset_of_smollm2_is_the_recipe_of_the_model_in_the_box():
 def test_a_recipe_is_merged_over_a_run_and_is_no_run_itself():
     config = resolve(["owt/mdlm", "recipe/modern"])
     assert (config.method, config.length, config.train.optimizer) == ("mdlm", 1024, "muon")
+    with pytest.raises(UserError, match=r"time.weight one is for adlm and mdlm, not for ar; use time.weight=bound"):
+        method_of(resolve(["owt/ar", "recipe/modern"]))
     assert is_run_preset("owt/mdlm")
     assert not is_run_preset("recipe/modern")
     assert not is_run_preset("model/small")

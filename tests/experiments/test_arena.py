@@ -517,7 +517,6 @@ def test_samples_and_their_seconds_are_written_once(runner, tmp_path, monkeypatc
     method = method_of(config)
     lm = LanguageModel(method.config, method, method.build().eval(), load_tokenizer("bytes"))
     monkeypatch.setattr(arena_samples, "load", lambda folder, device: lm)
-    monkeypatch.setattr(arena_samples, "SAMPLERS", ("ancestral",))
     chosen = (
         "samples",
         "--out",
@@ -528,6 +527,8 @@ def test_samples_and_their_seconds_are_written_once(runner, tmp_path, monkeypatc
         "smoke-mdlm-seed0",
         "--steps",
         "2",
+        "--samplers",
+        "ancestral",
     )
     run(runner, monkeypatch, *chosen, "--num", "3", "--batch", "2")
     name = "smoke-mdlm-seed0-ancestral-2"

@@ -220,7 +220,7 @@ def _pretrained(text: str) -> str:
 
 
 def _infilling(canvas: str, infilled: str) -> str:
-    given, sizes = HOLE.split(canvas)[::2], HOLE.findall(canvas)
+    given, sizes = HOLE.sub("\0", canvas).split("\0"), [hole[1] for hole in HOLE.finditer(canvas)]
     blanks = ['<span class="masked" title="masked token"></span>' * int(size) for size in sizes]
     # what stands in place of the holes; nothing is marked if the given parts are not found
     match = re.fullmatch("(.*?)".join(map(re.escape, given)), infilled, re.DOTALL)
