@@ -1,15 +1,16 @@
 """Canvases: text with masks -> ids, for prompts, suffixes and infilling. Independent of networks.
 
-In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; `[MASK*..12]` is a hole of at most twelve, and
-`[MASK*]` one of any length. The rest of the text is fixed. Texts are checked and encoded without PyTorch, which is
-imported when a canvas is made.
+In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; `[MASK*..12]` is a hole of at most twelve,
+`[MASK*3..12]` of at least three too, and `[MASK*]` one of any length. A hole may have a name, `[MASK*12:name]`; with a
+name and no number, `[MASK:name]`, it may have any length. The rest of the text is fixed. Texts are checked and encoded
+without PyTorch, which is imported when a canvas is made.
 
 Shapes: B rows, L tokens.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adlm.errors import UserError
@@ -19,13 +20,34 @@ if TYPE_CHECKING:
 
     from adlm.tokens import Tokenizer
 
-HOLE = re.compile(r"\[MASK(?:\*((?:\.\.)?\d+|))?\]")
-"""Its group is the number of tokens: `12`, `..12` for at most twelve, empty for any number, None for one."""
+HOLE = re.compile(r"\[MASK(?:\*((?:\d*\.\.)?\d+|))?(?::([A-Za-z_][A-Za-z0-9_]{0,31}))?\]")
+"""Its groups are the number of tokens, `12`, `3..12`, `..12` for at most twelve, empty for any number, None for one or,
+with a name, any; and the name, of at most 32 characters."""
 LIKE_A_HOLE = re.compile(  # possessive: linear in the length of the text
     r"(?i:\[\s*+mask\s*+(\*?+\s*+-?\d*+\s*+\]|\*\s*+-?\d++|\*\s*+\.\.++(?:\s*+\d++)?+(?:\s*+\])?+))"
     r"|\[\s*+MASK(?![A-Za-z])(\s*+\*?+\s*+-?\d++)?"
 )
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A hole of a text, in its ids."""
+
+    name: str
+    """Empty if it has none."""
+    start: int
+    """The position of its first mask."""
+    num: int
+    """How many masks it has."""
+    after_space: bool
+    """Whether a space before it belongs to its tokens."""
+    is_open: bool = False
+    """Whether its length is unknown; it then has as many masks as it may have tokens."""
+    least: int = 0
+    """Of a hole of unknown length, the fewest tokens."""
+    end_id: int | None = None
+    """The token that ends a hole of unknown length; None is eos."""
 
 
 @dataclass(frozen=True)
@@ -77,35 +99,48 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
     of unknown length are a user error. If the tokenizer encodes a word and the space before it as one token, a space
     before a hole belongs to the hole.
     """
+    return encode_holes(text, tokenizer, open_id, length)[0]
+
+
+def encode_holes(
+    text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0
+) -> tuple[list[int], list[Hole]]:
+    """The ids of `encode_canvas`, and the holes, in order."""
     ids: list[int] = []
-    any_length: list[int] = []  # where the ids of `[MASK*]` are to be inserted
-    start, num_between, holes = 0, 0, list(HOLE.finditer(text))
-    for hole in holes:
-        before = text[start : hole.start()]
-        known = _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
+    found: list[Hole] = []
+    start, num_between, marks = 0, 0, list(HOLE.finditer(text))
+    for mark in marks:
+        before = text[start : mark.start()]
+        after_space = tokenizer.joins_spaces and before.endswith(" ")
+        known = _encode_known(before[:-1] if after_space else before, tokenizer)
         ids += known
         num_between += len(known) if start else 0
-        num, is_known = _checked_num_masks(hole), hole[1] is None or hole[1].isdecimal()
-        index = tokenizer.vocabulary.mask_id if is_known else open_id
-        if index is None:
+        num, is_open = _checked_num_masks(mark), has_unknown_length(mark)
+        if is_open and open_id is None:
             raise UserError(
-                f"{hole[0]} is a hole of unknown length, which only block-causal models trained with train.infill "
-                "fill; give its length, such as [MASK*12]",
+                f"{mark[0]} is a hole of unknown length, which needs a name and a constraint, or a block-causal model "
+                "trained with train.infill; give its length, such as [MASK*12]",
                 "texts",
             )
-        if hole[1] == "":
-            any_length.append(len(ids))
-        else:
-            ids += [index] * num
-        start = hole.end()
+        has_most = mark[1] not in ("", None) or not is_open
+        found.append(Hole(mark[2] or "", len(ids), num if has_most else 0, after_space, is_open, least_tokens(mark)))
+        ids += [tokenizer.vocabulary.mask_id if open_id is None or not is_open else open_id] * found[-1].num
+        start = mark.end()
     ids += _encode_known(text[start:], tokenizer)
     # rearranged as in methods/infilling.py: holes of given length and the text between holes count twice, and bos, eos,
     # four more ids a hole
-    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - num_between - 2 - 4 * len(holes)
-    for position in reversed(any_length):
-        assert open_id is not None
-        ids[position:position] = [open_id] * max(1, min(length // 4, left // len(any_length)))
-    return ids
+    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - num_between - 2 - 4 * len(marks)
+    num_any = sum(hole.num == 0 for hole in found)
+    num_inserted = 0
+    for number, hole in enumerate(found):
+        num = hole.num or max(1, min(length // 4, left // num_any))
+        found[number] = replace(hole, start=hole.start + num_inserted, num=num)
+        if hole.num == 0:
+            assert open_id is not None
+            start = hole.start + num_inserted
+            ids[start:start] = [open_id] * num
+            num_inserted += num
+    return ids, found
 
 
 def check_holes(text: str, option: str = "texts") -> None:
@@ -114,7 +149,38 @@ def check_holes(text: str, option: str = "texts") -> None:
         _checked_num_masks(hole, option)
     for found in LIKE_A_HOLE.finditer(text):
         if not HOLE.match(text, found.start()):
-            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve", option)
+            raise UserError(
+                f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve, [MASK*12:name] with a "
+                "name of letters, digits and _",
+                option,
+            )
+
+
+def hole_name(hole: re.Match[str]) -> str:
+    """The name of a match of HOLE, empty if it has none."""
+    return hole[2] or ""
+
+
+def has_unknown_length(hole: re.Match[str]) -> bool:
+    """Whether the number of tokens of a match of HOLE is not given."""
+    return not hole[1].isdecimal() if hole[1] is not None else hole[2] is not None
+
+
+def has_open_holes(text: str) -> bool:
+    """Whether a text has a hole of unknown length."""
+    return any(map(has_unknown_length, HOLE.finditer(text)))
+
+
+def most_tokens(hole: re.Match[str], length: int) -> int:
+    """The most tokens of a hole, of any length a quarter of the model's `length`."""
+    has_number = hole[1] if hole[1] is not None else not hole[2]
+    return _num_masks(hole) if has_number else max(1, length // 4)
+
+
+def least_tokens(hole: re.Match[str]) -> int:
+    """The fewest tokens of a hole of unknown length."""
+    least = (hole[1] or "").rpartition("..")[0]
+    return min(int(least), MAX_HOLE + 1) if least and len(least) < 10 else 0
 
 
 def num_masks(text: str) -> int:
@@ -124,7 +190,7 @@ def num_masks(text: str) -> int:
 
 def _num_masks(hole: re.Match[str]) -> int:
     """Number of masks in a hole; MAX_HOLE + 1 for a number of ten or more digits, which is not parsed."""
-    digits = (hole[1] or "").lstrip(".") or "1"
+    digits = (hole[1] or "").rpartition("..")[2] or "1"
     return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 
@@ -133,6 +199,8 @@ def _checked_num_masks(hole: re.Match[str], option: str = "texts") -> int:
     num = _num_masks(hole)
     if num < 1:
         raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1", option)
+    if num < least_tokens(hole):
+        raise UserError(f"{hole[0]} has at least {least_tokens(hole)} and at most {num} tokens; exchange them", option)
     if num > MAX_HOLE:
         raise UserError(
             f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N", option

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from adlm.canvas import check_holes, encode_canvas, make_canvas, num_masks
+from adlm.canvas import check_holes, encode_canvas, encode_holes, make_canvas, num_masks
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer, train_bpe
 
@@ -81,6 +81,36 @@ def test_holes_and_other_brackets_are_not_refused():
     check_holes(
         "[MASK] [MASK*12] [MASK*..12] [MASK*] x[mask*.5] [masked] [MASKED] [unmask] [1] mask x[mask, 0] x[mask * y]"
     )
+
+
+def test_a_hole_may_have_a_name():
+    text = "[MASK*2:first]b [MASK*1:a_2][MASK*3]"
+    check_holes(text)
+    ids, holes = encode_holes(text, BYTES)
+    assert ids == encode_canvas("[MASK*2]b [MASK][MASK*3]", BYTES)
+    assert [(hole.name, hole.start, hole.num) for hole in holes] == [("first", 0, 2), ("a_2", 4, 1), ("", 5, 3)]
+    for wrong in ("[MASK:]", "[MASK*4:2a]", "[MASK*4:a b]", "[MASK:name", f"[MASK:{'a' * 33}]"):
+        with pytest.raises(UserError, match=r"is not a hole.*\[MASK\*12:name\] with a name of letters, digits and _"):
+            check_holes(wrong)
+
+
+def test_holes_of_unknown_length_say_how_long_they_may_be():
+    """Those without a number have a quarter of the length each."""
+    ids, holes = encode_holes("a[MASK*2..5:x]b[MASK:y]c[MASK*..3]", BYTES, open_id=999, length=64)
+    known = BYTES.encode("a")
+    assert [(hole.name, hole.num, hole.least, hole.is_open) for hole in holes] == [
+        ("x", 5, 2, True),
+        ("y", 16, 0, True),
+        ("", 3, 0, True),
+    ]
+    assert [hole.start for hole in holes] == [1, 7, 24]
+    assert ids[:1] == known
+    assert all(ids[hole.start : hole.start + hole.num] == [999] * hole.num for hole in holes)
+    assert ids.count(999) == 24
+    with pytest.raises(UserError, match=r"\[MASK:y\] is a hole of unknown length, which needs a name and a constraint"):
+        encode_holes("a[MASK:y]", BYTES)
+    with pytest.raises(UserError, match=r"\[MASK\*5..3\] has at least 5 and at most 3 tokens; exchange them"):
+        check_holes("a[MASK*5..3]")
 
 
 def test_shorter_rows_are_padded_at_the_end():

@@ -1,0 +1,1 @@
+"""Constraints on the text of a hole: what may be written there, and exact conditioning of beliefs on it."""

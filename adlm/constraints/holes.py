@@ -1,0 +1,302 @@
+"""Holes whose text is constrained: automata over the tokens of a hole, and where the hole is. Independent of networks.
+
+A hole of P places has exactly P tokens or, if an end token may end it, at most P: the end token, then anything. What
+follows the end is no part of the text.
+
+Shapes: V symbols, C classes of tokens, S states, P places of a hole, E transitions.
+"""
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.canvas import Hole
+from adlm.constraints.automaton import Ints, TokenAutomaton, token_automaton
+from adlm.constraints.byte_automata import DEAD
+from adlm.constraints.expressions import OPTION
+from adlm.constraints.kinds import Constraint
+from adlm.errors import UserError
+from adlm.tokens import Tokenizer
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+MAX_LISTED = 256
+"""Hole lengths that a message looks at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Values in groups, such as those of transitions from the same state, to be reduced group by group."""
+
+    order: Ints
+    """(E,), the values of one group after those of another."""
+    starts: Ints
+    """(G,), where each group begins in this order."""
+    index: Ints
+    """(G,), the index of the group's result."""
+    size: int
+    """Of the result: groups without values are -inf."""
+
+    @classmethod
+    def of(cls, keys: Ints, size: int) -> "Groups":
+        order = np.argsort(keys, kind="stable")
+        index, starts = np.unique(keys[order], return_index=True)
+        return cls(order, starts, index, size)
+
+    def max(self, values: Floats) -> Floats:
+        found = np.full(self.size, -np.inf)
+        found[self.index] = np.maximum.reduceat(values[self.order], self.starts)
+        return found
+
+    def logsumexp(self, values: Floats) -> Floats:
+        """log of the sum of exp of each group."""
+        peak = self.max(values)
+        shift = np.where(np.isneginf(peak), 0.0, peak)  # -inf cannot be subtracted
+        ordered, counts = values[self.order], np.diff(self.starts, append=len(self.order))
+        sums = np.add.reduceat(np.exp(ordered - shift[self.index].repeat(counts)), self.starts)
+        with np.errstate(divide="ignore"):
+            peak[self.index] = np.log(sums) + shift[self.index]
+        return peak
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The transitions of one place of a hole, E of them, that the places before reach and those after can end."""
+
+    source: Ints
+    """(E,), the state before the token."""
+    number: Ints
+    """(E,), the class of the token."""
+    target: Ints
+    """(E,), the state after it."""
+    num_states: int
+    num_classes: int
+
+    @cached_property
+    def by_source(self) -> Groups:
+        return Groups.of(self.source, self.num_states)
+
+    @cached_property
+    def by_number(self) -> Groups:
+        return Groups.of(self.number, self.num_classes)
+
+    @cached_property
+    def by_target(self) -> Groups:
+        return Groups.of(self.target, self.num_states)
+
+
+@dataclass(frozen=True, eq=False)
+class HoleAutomaton:
+    """Accepts what may be in a hole of P places; there is at least one such text. State 0 is the start.
+
+    With an `end_id`, there is one more state, END, the last one, and there are two more classes: the end token, which
+    leads from a final state to END, and what follows it, which stays there.
+    """
+
+    tokens: TokenAutomaton
+    alive: Bools
+    """(P + 1, S), the states before each place and at the end that the places before reach and those after can end."""
+    end_id: int | None = None
+    least: int = 0
+    """Of a hole with an end, the fewest tokens before it."""
+
+    @property
+    def num_places(self) -> int:
+        return len(self.alive) - 1
+
+    @property
+    def num_classes(self) -> int:
+        """C, with those of the end."""
+        return self.end_class + 2 * (self.end_id is not None)
+
+    @property
+    def end_class(self) -> int:
+        """The class of the end token; that of what follows it is the next one."""
+        return len(self.tokens.next[0])
+
+    @cached_property
+    def _edges(self) -> dict[bytes, Edges]:
+        return {}
+
+    def edges(self, place: int) -> Edges:
+        """The transitions of a place. Those of many places are the same."""
+        may_end = self.end_id is not None and place >= self.least
+        before, after = self.alive[place], self.alive[place + 1]
+        key = b"%d" % may_end + before.tobytes() + after.tobytes()
+        if key not in self._edges:
+            source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
+            kept = before[source] & after[target]
+            self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1], self.num_classes)
+        return self._edges[key]
+
+    def walk(self, ids: Sequence[int], state: int = 0) -> int:
+        """The state after these tokens, which the automaton accepts."""
+        last = len(self.tokens.next)  # END if there is one
+        for index in ids:
+            if state == last or index == self.end_id:
+                return last
+            state = int(self.tokens.next[state, self.tokens.class_of_symbol(index)])
+        return state
+
+    def allowed(self, place: int, state: int, num_symbols: int) -> Bools:
+        """(V,), the symbols that may be at a place after a state; after the end, the end token alone."""
+        edges, found = self.edges(place), np.zeros(self.num_classes + 1, dtype=bool)
+        found[edges.number[edges.source == state]] = True
+        if self.end_id is not None:
+            found[self.end_class] |= found[self.end_class + 1]
+        return found[self.classes(num_symbols)]  # -1 is the last one, which is never allowed
+
+    @cached_property
+    def columns(self) -> tuple[Ints, Groups]:
+        """The tokens, those of one class after those of another, and where classes begin."""
+        tokens, class_of = self.tokens.tokens, self.tokens.class_of
+        if self.end_id is not None:
+            tokens, class_of = np.append(tokens, self.end_id), np.append(class_of, self.end_class)
+        groups = Groups.of(class_of, self.num_classes)
+        return tokens[groups.order], groups
+
+    def classes(self, num_symbols: int) -> Ints:
+        """(V,), the class of every symbol; -1 at those that it never accepts."""
+        found = np.full(num_symbols, -1)
+        found[self.tokens.tokens] = self.tokens.class_of
+        if self.end_id is not None:
+            found[self.end_id] = self.end_class
+        return found
+
+
+def _all_edges(tokens: TokenAutomaton, has_end: bool, may_end: bool = True) -> tuple[Ints, Ints, Ints]:
+    """Source, class and target of all transitions."""
+    source, number = (tokens.next != DEAD).nonzero()
+    target = tokens.next[source, number]
+    if has_end:
+        last, end_class = len(tokens.next), tokens.next.shape[1]
+        final = tokens.final.nonzero()[0] if may_end else np.zeros(0, dtype=np.int64)
+        source = np.concatenate([source, final, [last]])
+        number = np.concatenate([number, np.full(len(final), end_class), [end_class + 1]])
+        target = np.concatenate([target, np.full(len(final) + 1, last)])
+    return source, number, target
+
+
+@dataclass(frozen=True)
+class ConstrainedHole:
+    """A hole of a canvas whose text is constrained: the positions of a row from `starts[0]` on, one for each place.
+
+    Holes of one name have the same tokens, and begin at each of `starts`.
+    """
+
+    row: int
+    starts: tuple[int, ...]
+    automaton: HoleAutomaton
+    name: str = ""
+
+
+@lru_cache(maxsize=256)
+def fitted(tokens: TokenAutomaton, num_places: int, end_id: int | None = None, least: int = 0) -> HoleAutomaton | None:
+    """The automaton of a hole with so many tokens or, with an `end_id`, at least `least` and at most so many.
+
+    None if no accepted sequence fits.
+    """
+    has_end = end_id is not None
+    source, number, target = _all_edges(tokens, has_end)
+    too_early = number == tokens.next.shape[1]  # the end token
+    final = np.append(tokens.final, True) if has_end else tokens.final
+    reached, ends = [np.arange(len(final)) == 0], [final]
+
+    def step(states: Bools, place: int, before: Ints, after: Ints) -> Bools:
+        alive, found = states[before], np.zeros_like(states)
+        if has_end and place < least:
+            alive = alive & ~too_early
+        found[after[alive]] = True
+        return found
+
+    for place in range(num_places):
+        reached.append(step(reached[-1], place, source, target))
+        ends.append(step(ends[-1], num_places - 1 - place, target, source))
+    alive = np.stack(reached) & np.stack(ends[::-1])
+    return HoleAutomaton(tokens, alive, end_id, least) if alive[0][0] else None
+
+
+def hole_automaton(constraint: Constraint, tokenizer: Tokenizer, hole: Hole, end_id: int | None) -> HoleAutomaton:
+    """The automaton of a hole; a user error if the constraint cannot be satisfied with so many tokens.
+
+    Where a space before the hole belongs to its tokens (`Hole.after_space`), they begin with exactly that space, and
+    the text after it satisfies the constraint. Otherwise they satisfy it as they are: in both cases the hole of the
+    text, as it is written, is replaced by a text that satisfies the constraint.
+    """
+    tokens = token_automaton(constraint, tokenizer, " " if hole.after_space else "")
+    found = fitted(tokens, hole.num, end_id if hole.is_open else None, hole.least)
+    if found is None:
+        raise infeasible(hole, tokens)
+    return found
+
+
+def check_between(holes: Sequence[tuple[int, Hole]], constraints: Container[str], *, stop_at_eos: bool) -> None:
+    """A user error if holes of a row follow each other directly and cannot be told apart by a model that fills one run
+    of masks after the other: where a constrained one has unknown length, a name that is constrained occurs twice, or
+    the text may end before a constrained one."""
+    runs: list[list[Hole]] = []
+    last_row = -1
+    for row, hole in sorted(holes, key=lambda each: (each[0], each[1].start)):
+        if row == last_row and runs[-1][-1].start + runs[-1][-1].num == hole.start:
+            runs[-1].append(hole)
+        else:
+            runs.append([hole])
+        last_row = row
+    for run in runs:
+        named = [hole for hole in run if hole.name in constraints]
+        names = [hole.name for hole in named if hole.name]
+        may_end = stop_at_eos and any(hole.name not in constraints for hole in run)
+        if len(run) > 1 and named and (any(hole.is_open for hole in run) or len(names) > len({*names}) or may_end):
+            raise UserError(
+                f"the constrained hole {named[0].name or '[MASK]'} and the hole beside it have no text between them "
+                "but perhaps a space, which belongs to a hole; write some, or make them one hole",
+                "texts",
+            )
+
+
+def infeasible(hole: Hole, tokens: TokenAutomaton) -> UserError:
+    """Why no text of a hole satisfies its constraint, with the lengths that are possible."""
+    if lengths := tokens.lengths(MAX_LISTED):
+        remedy = f"it can have {_listed(lengths)}"
+    elif tokens.is_feasible:
+        remedy = f"it needs more than {MAX_LISTED}"
+    else:
+        remedy = "no text of this tokenizer satisfies it"
+    number = f"{hole.num} token{'s' if hole.num > 1 else ''}"
+    if hole.is_open:
+        number = f"{hole.least} to {number}" if hole.least else f"at most {number}"
+    return UserError(f"the constraint of hole {hole.name} cannot be satisfied with {number}; {remedy}", OPTION)
+
+
+def _listed(lengths: list[int]) -> str:
+    """Whole numbers as `1 to 4, 6 or 9`."""
+    parts: list[list[int]] = []
+    for length in lengths:
+        if parts and parts[-1][-1] == length - 1:
+            parts[-1].append(length)
+        else:
+            parts.append([length])
+    words = [str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:8]]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def prefix_allowed_tokens(
+    constraint: Constraint, tokenizer: Tokenizer, num_given: int, num_new: int, after_space: bool = False
+) -> Callable[[int, Any], list[int]]:
+    """A `prefix_allowed_tokens_fn` for `generate` of transformers: of at most `num_new` tokens that satisfy a
+    constraint and then eos, those that may follow the ids after a prompt of `num_given`."""
+    eos_id = tokenizer.vocabulary.eos_id
+    hole = Hole("generate", 0, num_new, after_space, eos_id is not None)
+    automaton = hole_automaton(constraint, tokenizer, hole, eos_id)
+
+    def allowed(row: int, ids: Any) -> list[int]:
+        new = ids[num_given:].tolist()
+        symbols = automaton.allowed(len(new), automaton.walk(new), tokenizer.vocabulary.size)
+        return symbols.nonzero()[0].tolist()
+
+    return allowed
