@@ -49,8 +49,13 @@ def method_of(config: Config) -> Method:
         from adlm.methods.inputs import check_anchor_every
 
         check_anchor_every(config, config.sampling)
-    if config.time.continuous_option and not method.any_order:
-        raise UserError(f"{config.time.continuous_option} is for adlm and mdlm, not for {config.method}; leave it out")
+    if config.time.continuous_options and not method.any_order:
+        name, default = next(iter(config.time.continuous_options.items()))
+        raise UserError(
+            f"time.{name} {getattr(config.time, name)} is for adlm and mdlm, not for {config.method}; use "
+            f"time.{name}={default}",
+            f"time.{name}",
+        )
     if config.train.random_length and method.cached:
         kind = f"model.block_length {config.model.block_length}" if config.model.block_length else config.method
         raise UserError(

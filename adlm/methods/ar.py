@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
@@ -59,6 +60,7 @@ class Causal:
     cached: ClassVar[bool] = True
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
+    constrained: ClassVar[bool] = False
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
     auto_class: ClassVar[str | None] = None
 
@@ -105,13 +107,21 @@ class Causal:
         check_left_to_right(self.config, canvas, sampling, pad)
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
         vocabulary, canvas = vocabulary_of(self.config), with_first_token(self.config, canvas)
         mask_id, eos_id = vocabulary.mask_id, stop_id(self.config, sampling)
 
-        def write(canvas: Tensor, ending: Ending | None, pad: Tensor | None) -> Iterator[Frame]:
+        def write(
+            canvas: Tensor, ending: Ending | None, pad: Tensor | None, holes: Sequence[ConstrainedHole] = ()
+        ) -> Iterator[Frame]:
             with self._next_token_sampler(network, sampling, *canvas.shape) as next_token:
                 yield from sample_left_to_right(next_token, canvas, mask_id, rng, pad, ending)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from adlm.config.schema import Config, Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
@@ -252,7 +253,13 @@ class BlockCausal(MaskedDiffusion):
             check_speculative(self.config, sampling)
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache.
 
@@ -278,10 +285,10 @@ class BlockCausal(MaskedDiffusion):
                 log_p = functools.partial(self._text_log_p, network, canvas.device)
                 candidates = Candidates(num, log_p, rng)
                 write = writing(rng.candidates(num))
-            frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad, candidates)
+            frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad, candidates, holes)
         else:
             ending = Ending(eos_id, may_end) if eos_id is not None and may_end.any() else None
-            frames = write(canvas, ending, pad)
+            frames = write(canvas, ending, pad, holes)
         return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
 
     @torch.no_grad()
@@ -319,11 +326,13 @@ class BlockCausal(MaskedDiffusion):
         canvas: Tensor,
         ending: Ending | None,
         pad: Tensor | None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """The frames of a canvas that is a prompt and then masks in every row."""
         if sampling.sampler == "speculative":
-            return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
-        return self.run_sampler(network, self.sampling_run(network, canvas, sampling, rng, pad), ending)
+            return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending, holes)
+        run = replace(self.sampling_run(network, canvas, sampling, rng, pad), holes=tuple(holes))
+        return self.run_sampler(network, run, ending)
 
     def run_sampler(self, network: Any, run: SamplingRun, ending: Ending | None = None) -> Iterator[Frame]:
         canvas, sampling, bounds = run.canvas, run.sampling, self._cut(run.canvas).bounds

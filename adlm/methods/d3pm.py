@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import absorbing_divergence, absorbing_posterior
 from adlm.errors import UserError
@@ -26,6 +27,7 @@ from adlm.sampling.rng import RowRng
 @dataclass(frozen=True)
 class D3pm(MaskedDiffusion):
     any_order: ClassVar[bool] = False
+    constrained: ClassVar[bool] = False
     samplers: ClassVar[Sequence[str] | None] = ("ancestral",)  # the others need beliefs without mass on the mask
 
     def __post_init__(self) -> None:
@@ -99,7 +101,13 @@ class D3pm(MaskedDiffusion):
         return self.logits(network, z, alpha).log_softmax(dim=-1)
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         run = self.sampling_run(network, canvas, sampling, rng, pad)
         steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)

@@ -18,7 +18,7 @@ after all before it. The more candidates, the closer is the fill to p(fill | tex
 Shapes: B rows of L tokens; A tokens after rearrangement; K candidates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adlm.constraints.holes import ConstrainedHole
 from adlm.data.rows.holes import Hole, before_first_hole
 from adlm.errors import UserError
 from adlm.methods.inputs import has_text_after_hole, not_pad
@@ -72,6 +73,7 @@ class Candidates:
         part: Tensor,
         ending: Ending | None,
         pad: Tensor | None,
+        holes: Sequence[ConstrainedHole],
         sides: list[Sides],
         mask_id: int,
     ) -> Iterator[Frame]:
@@ -84,7 +86,9 @@ class Candidates:
         many, masked = part.repeat_interleave(self.num, dim=0), (part == mask_id).repeat_interleave(self.num, dim=0)
         if ending is not None:
             ending = Ending(ending.eos_id, ending.where.repeat_interleave(self.num, dim=0))
-        last = last_frame(write(many, ending, None if pad is None else pad.repeat_interleave(self.num, dim=0)))
+        many_pad = None if pad is None else pad.repeat_interleave(self.num, dim=0)
+        many_holes = [replace(hole, row=hole.row * self.num + k) for hole in holes for k in range(self.num)]
+        last = last_frame(write(many, ending, many_pad, many_holes))
         log_q = last.chance.double().log().masked_fill(~masked, 0.0).sum(dim=1)
         texts = [
             sides[number // self.num].around([token for token, new in zip(*row, strict=True) if new])
@@ -145,11 +149,18 @@ def generate_arranged(
     eos_id: int,
     pad: Tensor | None,
     candidates: Candidates | None = None,
+    constrained: Sequence[ConstrainedHole] = (),
 ) -> Iterator[Frame]:
-    """The frames of the canvas (B, L), hole after hole, from those of the rearranged one."""
+    """The frames of the canvas (B, L), hole after hole, from those of the rearranged one.
+
+    Of constrained holes with the same tokens, the first one is written, and the others are copies.
+    """
     frame = first_frame(canvas, mask_id)
     yield frame
     rows, may_end = _arranged(canvas, may_end, mask_id, hole_id, eos_id, pad), may_end.cpu()
+    of_row: dict[int, list[ConstrainedHole]] = {row: [] for row in range(len(rows))}
+    for each in constrained:
+        of_row[each.row].append(each)
     written, lengths = [row.ids for row in rows], not_pad(canvas, pad).sum(dim=1).tolist()
     texts = [ids[: row.holes[0].start] for ids, row in zip(canvas.tolist(), rows, strict=True)]
     for number in range(max(len(row.holes) for row in rows)):
@@ -158,9 +169,21 @@ def generate_arranged(
         part = torch.full((len(rows), int(ends.max())), eos_id)
         part_may_end = torch.zeros_like(part, dtype=torch.bool)
         here, place = torch.zeros(canvas.shape, dtype=torch.bool), torch.zeros(canvas.shape, dtype=torch.int64)
+        part_holes, copies = [], frame.ids.clone()
         for row, (ids, hole, end) in enumerate(zip(written, holes, ends.tolist(), strict=True)):
             part[row, : len(ids)], part[row, len(ids) : end] = torch.tensor(ids), mask_id
             part_may_end[row, len(ids) : end] = may_end[row, hole.start : hole.stop]
+            for each in of_row[row]:
+                first = next((start for start in each.starts if hole.start <= start < hole.stop), None)
+                if first is None:
+                    continue
+                start = len(ids) + first - hole.start
+                if first == each.starts[0]:
+                    part_holes.append(replace(each, starts=(start,)))
+                else:
+                    copied = frame.ids[row, each.starts[0] : each.starts[0] + each.automaton.num_places]
+                    part[row, start : start + len(copied)] = copied.cpu()
+                    copies[row, first : first + len(copied)] = copied
             here[row, hole.start : hole.stop], place[row, hole.start : hole.stop] = True, torch.arange(len(ids), end)
         after = (torch.arange(part.shape[1]) >= ends[:, None]).to(canvas.device)
         here, place = here.to(canvas.device), place.to(canvas.device)
@@ -169,9 +192,13 @@ def generate_arranged(
             Sides(text, ids[hole.stop : stop], None if hole.is_known else eos_id)
             for text, ids, hole, stop in zip(texts, canvas.tolist(), holes, _stops(rows, number, lengths), strict=True)
         ]
-        inputs = (part.to(canvas.device), ending, after if after.any() else None)
+        inputs = (part.to(canvas.device), ending, after if after.any() else None, part_holes)
         frames = write(*inputs) if candidates is None else candidates.frames(write, *inputs, sides, mask_id)
         next(frames)  # the hole before any step
+        if (copied_here := copies != frame.ids).any():
+            chance = frame.chance.masked_fill(copied_here, 1.0)
+            frame = replace(frame, ids=copies, revealed=copied_here, chance=chance, read=frame.ids)
+            yield frame
         before = frame
         for arranged in frames:
             frame = _at_canvas(before, arranged, here, place)

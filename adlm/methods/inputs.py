@@ -99,6 +99,11 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             f"sampling.sampler {sampler} needs a block-causal model, and model.block_length is 0; try confidence",
             "sampling.sampler",
         )
+    if sampling.no_repeat and not method.constrained:
+        raise UserError(
+            f"sampling.no_repeat {sampling.no_repeat} is for adlm and mdlm, and this model has method {name}; use 0",
+            "sampling.no_repeat",
+        )
     if sampler_of(sampling).anchored and not method.anchored:
         raise UserError(
             f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",
@@ -119,6 +124,27 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             f"sampling.candidates {sampling.candidates} chooses a fill by next-token predictions, and only "
             "block-causal models with model.hole_id and train.causal_weight have them; use 1",
             "sampling.candidates",
+        )
+
+
+def check_constraints(method: Method, sampling: Sampling) -> None:
+    """A user error if the method or the sampler cannot fill constrained holes."""
+    if not method.constrained:
+        raise UserError(
+            f"constraints are for adlm and mdlm, and this model has method {method.config.method}; use another, such "
+            "as box",
+            "constraints",
+        )
+    if not sampler_of(sampling).constrained:
+        raise UserError(
+            f"sampling.sampler {sampling.sampler} draws tokens without regard to constraints; use ancestral or "
+            "confidence",
+            "sampling.sampler",
+        )
+    if not sampling.verify and sampling.sampler == "speculative":
+        raise UserError(
+            "sampling.verify false keeps drafts, which are drawn without regard to constraints; use true",
+            "sampling.verify",
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import clean_log_beliefs, subs
 from adlm.diffusion.masking import mask_counted, mask_tokens
@@ -97,6 +98,7 @@ class MaskedDiffusion:
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
     auto_class: ClassVar[str | None] = None
+    constrained: ClassVar[bool] = True
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)
@@ -368,10 +370,17 @@ class MaskedDiffusion:
             check_stride(sampling, self._row)
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """Samples with SUBS beliefs."""
-        return self.run_sampler(network, self.sampling_run(network, canvas, sampling, rng, pad))
+        run = self.sampling_run(network, canvas, sampling, rng, pad)
+        return self.run_sampler(network, replace(run, holes=tuple(holes)))
 
     def run_sampler(self, network: Any, run: SamplingRun) -> Iterator[Frame]:
         """The frames of a run of this network."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.times import BatchRng
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
@@ -80,6 +81,11 @@ class Method(Protocol):
         """The auto class of `transformers` that loads its exported models; None if they cannot be exported."""
         ...
 
+    @property
+    def constrained(self) -> bool:
+        """Whether `generate` fills `holes` as their constraints demand; otherwise it is given none."""
+        ...
+
     def build(self) -> nn.Module:
         """A newly initialised network; its weights come from torch's default generator."""
         ...
@@ -128,10 +134,17 @@ class Method(Protocol):
         ...
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """From the canvas (B, L), mask ids where text is wanted, to text, frame by frame. Each row has its own RNG.
 
         The network is the trained one or, faster, its FrozenNetwork. `pad` is True after the end of shorter rows.
+        `holes` are those of the canvas whose text is constrained.
         """
         ...

@@ -6,7 +6,7 @@ comparable with MDLM's; SEDD does not constrain the sum of the scores.
 Shapes: B sequences, L tokens, V symbols.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import log_scores, score_entropy, score_step, subs
 from adlm.errors import UserError
@@ -29,6 +30,7 @@ from adlm.sampling.rng import RowRng
 @dataclass(frozen=True)
 class Sedd(MaskedDiffusion):
     any_order: ClassVar[bool] = False
+    constrained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.config.time.steps:
@@ -76,7 +78,13 @@ class Sedd(MaskedDiffusion):
                 )
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+        self,
+        network: Any,
+        canvas: Tensor,
+        sampling: Sampling,
+        rng: RowRng,
+        pad: Tensor | None = None,
+        holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
         """Most samplers use the SUBS beliefs of the logits, the normalised scores; `analytic` uses the scores."""
         if sampling.sampler != "analytic":

@@ -15,17 +15,19 @@ Shapes: B rows of L tokens, blocks of b tokens, k drafts, V symbols.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, KVCache, OpenTokens
 from adlm.methods.inputs import eval_mode, vocabulary_of
+from adlm.sampling.constrained import NextTokens
 from adlm.sampling.frame import Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
@@ -92,22 +94,34 @@ def generate_speculative(
     rng: RowRng,
     pad: Tensor | None,
     ending: Ending | None,
+    holes: Sequence[ConstrainedHole] = (),
 ) -> Iterator[Frame]:
-    """Samples from the causal model of a block-causal network, or what it drafts. The first token of rows is given."""
-    vocabulary, num_drafts = vocabulary_of(config), sampling.drafts
+    """Samples from the causal model of a block-causal network, or what it drafts. The first token of rows is given.
+
+    With constrained holes or `no_repeat` there are no drafts: each token is drawn from the causal model given that.
+    """
+    vocabulary = vocabulary_of(config)
+    constrain = None
+    if holes or sampling.no_repeat:
+        constrain = NextTokens(holes, sampling.no_repeat, vocabulary.mask_id, pad)
+    num_drafts = sampling.drafts if constrain is None else 0
     if num_drafts is None:
         num_drafts = config.model.block_length - 1 if canvas.is_cuda or not sampling.verify else 0
     unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, ending)
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
     model: SpeculativeModel
-    if isinstance(network, FrozenNetwork):
+    if isinstance(network, FrozenNetwork) and constrain is not None:
+        with network.lend_cache(len(canvas), canvas.shape[1] + 1) as cache:
+            model = CachedConstrained(network, cache, unfilled, constrain, sampling)
+            yield from sample_speculative(model, canvas, unfilled, drafts, rng)
+    elif isinstance(network, FrozenNetwork):
         cached = CachedDrafting if sampling.verify else CachedChaining
         num_places = cached.num_places(num_drafts, config.model.block_length)
         with network.lend_cache(len(canvas), canvas.shape[1] + num_places) as cache:
             model = cached(network, cache, unfilled, num_drafts, sampling)
             yield from sample_speculative(model, canvas, unfilled, drafts, rng)
     else:
-        plain = PlainDrafting(network, unfilled, config.model.block_length, num_drafts, sampling)
+        plain = PlainDrafting(network, unfilled, config.model.block_length, num_drafts, sampling, constrain)
         model = plain.verified if sampling.verify else plain.unverified
         yield from sample_speculative(model, canvas, unfilled, drafts, rng)
 
@@ -115,8 +129,17 @@ def generate_speculative(
 class PlainDrafting:
     """Row by row, and every token read again in every call: the plain form, and the test oracle."""
 
-    def __init__(self, network: nn.Module, unfilled: Unfilled, block_length: int, num_drafts: int, sampling: Sampling):
+    def __init__(
+        self,
+        network: nn.Module,
+        unfilled: Unfilled,
+        block_length: int,
+        num_drafts: int,
+        sampling: Sampling,
+        constrain: NextTokens | None = None,
+    ):
         self.network: Any = network
+        self.constrain = constrain
         self.drafter: Any = network.anchor if sampling.drafter == "anchor" else network
         self.unfilled, self.block_length, self.num_drafts, self.sampling = unfilled, block_length, num_drafts, sampling
         self.mask_id = unfilled.mask_id
@@ -128,6 +151,8 @@ class PlainDrafting:
         with eval_mode(self.network):
             read = [torch.cat([ids, drafts.tokens[row : row + 1]], dim=1) for row, ids in enumerate(prefixes)]
             log_p = torch.stack([self._causal_log_beliefs(ids, num_causal) for ids in read])
+            if self.constrain is not None:
+                log_p = self.constrain(log_p[:, 0], text.ids, text.known)[:, None]
             num_accepted, token, chance = verify(log_p, drafts, uniforms[:, :num_causal], self.sampling)
             kept = [
                 ids[:, : prefix.shape[1] + num]
@@ -264,6 +289,35 @@ class CachedDrafting:
         log_q = draft_beliefs(states, chained, functools.partial(to_log_beliefs, mask_id=self.mask_id))
         next_drafts = draw_drafts(log_q, token, uniforms[:, num_causal:], self.sampling)
         return Verified(num_accepted, token, chance, next_drafts)
+
+
+class CachedConstrained:
+    """A token a call, given the constraints on it, which are looked up on the host: the network is one CUDA graph."""
+
+    def __init__(
+        self, network: FrozenNetwork, cache: KVCache, unfilled: Unfilled, constrain: NextTokens, sampling: Sampling
+    ):
+        self.network, self.cache, self.unfilled, self.constrain, self.sampling = (
+            network,
+            cache,
+            unfilled,
+            constrain,
+            sampling,
+        )
+
+    def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
+        read_prompts(self.network, self.cache, text)
+        self.cache.position.copy_(text.known - 1)
+        newest = text.ids.gather(1, text.known[:, None] - 1)
+        log_p = self.constrain(
+            self.network.replay(("next token",), self._log_p, self.cache, newest), text.ids, text.known
+        )
+        verified = verify(log_p[:, None], text.drafts, uniforms[:, :1], self.sampling)
+        return self.unfilled.after(text, Verified(*verified, text.drafts))
+
+    def _log_p(self, newest: Tensor) -> Tensor:
+        last = self.network.read_open(newest, self.cache).last[:, 0]
+        return self.network.log_beliefs(last, self.unfilled.mask_id)
 
 
 class CachedChaining:

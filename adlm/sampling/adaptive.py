@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.masking import order_by_clocks, remasking_ceiling
+from adlm.sampling.constrained import draw_in_holes, hole_steps
 from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 
@@ -161,18 +162,29 @@ def _draw_and_score(
     uniforms: Tensor,
     score: BeliefScore | None,
 ) -> tuple[DrawnTokens, Tensor]:
-    """A token for every position (N,) and its score (N,), in chunks: beliefs for all N would not fit in memory."""
+    """A token for every position (N,) and its score (N,), in chunks: beliefs for all N would not fit in memory.
+
+    Tokens in constrained holes are then drawn again, with scores by their conditioned marginals.
+    """
     tokens, chances, scores = [], [], []
     for chunk, chunk_uniforms in zip(torch.split(positions, _CHUNK), torch.split(uniforms, _CHUNK), strict=True):
         log_beliefs = output.log_beliefs(chunk)
         if run.text is None:
-            drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, run.sampling, run.pad)
+            drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, run.sampling, run.mask_id, run.pad)
         else:
             drawn = run.text.reveal(log_beliefs, z, chunk)
         tokens.append(drawn.tokens)
         chances.append(drawn.chance)
         scores.append(drawn.chance if score is None else score(log_beliefs, drawn.tokens))
-    return DrawnTokens(torch.cat(tokens), torch.cat(chances)), torch.cat(scores)
+    drawn, all_scores = DrawnTokens(torch.cat(tokens), torch.cat(chances)), torch.cat(scores)
+    if not run.holes:
+        return drawn, all_scores
+    for hole in hole_steps(run, output, z, positions):
+        own = hole.draw(uniforms[hole.index])
+        own_scores = own.chance if score is None else score(hole.log_marginals(own.tokens), own.tokens)
+        drawn = drawn.with_tokens(hole.index, own)
+        all_scores = all_scores.index_copy(0, hole.index, own_scores.to(all_scores))
+    return drawn, all_scores
 
 
 def _reveal(
@@ -227,11 +239,15 @@ def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
         ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
         positions = reveals.flatten().nonzero()[:, 0].to(device)
         if len(positions):
-            log_beliefs = run.denoiser(frame.ids, alpha, run.pad, step=reached).log_beliefs(positions)
+            output = run.denoiser(frame.ids, alpha, run.pad, step=reached)
+            log_beliefs = output.log_beliefs(positions)
             token_uniforms = rng.at_tokens(reveals).to(device)
-            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, run.pad)
-            if step == end and run.sampling.final == "argmax":
-                drawn = drawn.with_argmax(torch.ones_like(positions, dtype=torch.bool), log_beliefs)
+            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, mask_id, run.pad)
+            is_final = torch.ones_like(positions, dtype=torch.bool) if step == end else None
+            if is_final is not None and run.sampling.final == "argmax":
+                drawn = drawn.with_argmax(is_final, log_beliefs)
+            if run.holes:
+                drawn = draw_in_holes(run, output, frame.ids, positions, token_uniforms, drawn, is_final)
             ids.view(-1).index_copy_(0, positions, drawn.tokens)
             chance[reveals] = drawn.chance.cpu()
         masked = masked ^ reveals ^ remasks

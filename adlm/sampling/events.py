@@ -12,7 +12,7 @@ are flat: row * L + position, or slot * L + position.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, SamplingRun, first_frame
+from adlm.constraints.holes import ConstrainedHole
+from adlm.sampling.constrained import draw_in_holes
+from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps
@@ -183,6 +185,8 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
     z, chance = canvas[order], (canvas != mask_id).float()[order]
     pad = None if run.pad is None else run.pad[order]
     reached = torch.zeros(len(z), dtype=torch.int64)
+    in_order = tuple(replace(hole, row=int(host_inverse[hole.row])) for hole in run.holes)
+    run = replace(run, pad=pad, holes=in_order)
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
         read = z[inverse]
@@ -192,11 +196,13 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
         if run.text is None:
-            drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
+            drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, mask_id, pad)
         else:
             drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
         if call.is_final is not None and run.sampling.final == "argmax":
             drawn = drawn.with_argmax(call.is_final, log_beliefs)
+        if run.holes:
+            drawn = draw_in_holes(run, output, z, call.revealed, call.uniforms, drawn, call.is_final)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_as_mask(z, positions)[inverse] for positions in (call.revealed, call.remasked))
@@ -226,6 +232,8 @@ class JoinedRow:
     """The network calls still to make, planned for this row alone."""
     num_calls: int
     """How many they are."""
+    holes: tuple[ConstrainedHole, ...]
+    """Those of the row, whose text is constrained."""
 
 
 class JoinedRows:
@@ -250,7 +258,7 @@ class JoinedRows:
     """
 
     def __init__(self, like: SamplingRun):
-        self._denoiser, self._mask_id = like.denoiser, like.mask_id
+        self._like, self._denoiser, self._mask_id = like, like.denoiser, like.mask_id
         self._ids = like.canvas[:0]
         self._pad = torch.zeros_like(self._ids, dtype=torch.bool)
         self._chance = torch.zeros_like(self._ids, dtype=torch.float32)
@@ -266,7 +274,7 @@ class JoinedRows:
                 setattr(self, name, torch.cat([rows, rows.new_zeros(len(self._free), rows.shape[1])]))
         [canvas], to_fill = run.canvas, (run.canvas == run.mask_id).cpu()
         plan = plan_events(run.steps, to_fill, run.rng)
-        row = JoinedRow(self._free.pop(), run.sampling, plan.calls, plan.num_calls)
+        row = JoinedRow(self._free.pop(), run.sampling, plan.calls, plan.num_calls, run.holes)
         self._ids[row.slot], self._chance[row.slot] = canvas, (canvas != run.mask_id).float()
         self._pad[row.slot] = False if run.pad is None else run.pad[0]
         return row
@@ -295,26 +303,27 @@ class JoinedRows:
         z, pad = self._ids[slots], self._pad[slots]
         revealed = flat(numbers, (call.revealed for call in calls))
         revealed_in_z = flat(range(len(rows)), (call.revealed for call in calls))
-        log_beliefs = self._denoiser(z, torch.cat([call.alpha for call in calls]), pad).log_beliefs(revealed_in_z)
-        drawn = _draw(log_beliefs, z, pad, revealed_in_z, [row.sampling for row in rows], calls)
+        output = self._denoiser(z, torch.cat([call.alpha for call in calls]), pad)
+        drawn = _draw(replace(self._like, pad=pad), output, z, revealed_in_z, rows, calls)
         self._ids.view(-1).index_copy_(0, revealed, drawn.tokens)
         self._chance.view(-1).index_copy_(0, revealed, drawn.chance)
         return self._ids[slots].cpu(), self._chance[slots].cpu()
 
 
 def _draw(
-    log_beliefs: Tensor,
+    like: SamplingRun,
+    output: DenoiserOutput,
     z: Tensor,
-    pad: Tensor,
     revealed: Tensor,
-    samplings: Sequence[Sampling],
+    rows: Sequence[JoinedRow],
     calls: Sequence[NetworkCall],
 ) -> DrawnTokens:
     """The tokens (N,) at the revealed positions of z (B, L); those of rows with equal options are drawn together."""
     device, num_tokens = revealed.device, [len(call.revealed) for call in calls]
-    options = list(dict.fromkeys(samplings))
-    options_of_row = torch.tensor([options.index(sampling) for sampling in samplings])
-    options_of_token = options_of_row.repeat_interleave(torch.tensor(num_tokens))
+    log_beliefs = output.log_beliefs(revealed)
+    options = list(dict.fromkeys(row.sampling for row in rows))
+    option_of_row = [options.index(row.sampling) for row in rows]
+    options_of_token = torch.tensor(option_of_row).repeat_interleave(torch.tensor(num_tokens))
     uniforms = torch.cat([call.uniforms for call in calls])
     is_final = torch.cat(
         [
@@ -322,13 +331,22 @@ def _draw(
             for num, call in zip(num_tokens, calls, strict=True)
         ]
     )
-    tokens, chance = torch.empty_like(revealed), torch.empty(len(revealed), device=device)
+    drawn = DrawnTokens(torch.empty_like(revealed), torch.empty(len(revealed), device=device))
     for number, sampling in enumerate(options):
         index = (options_of_token == number).nonzero()[:, 0]
         where, own_uniforms, own_final = index.to(device), uniforms[index].to(device), is_final[index]
         beliefs = log_beliefs[where]
-        drawn = draw_tokens(beliefs, z, revealed[where], own_uniforms, sampling, pad)
+        own = draw_tokens(beliefs, z, revealed[where], own_uniforms, sampling, like.mask_id, like.pad)
         if sampling.final == "argmax" and own_final.any():
-            drawn = drawn.with_argmax(own_final.to(device), beliefs)
-        tokens[where], chance[where] = drawn.tokens, drawn.chance
-    return DrawnTokens(tokens, chance)
+            own = own.with_argmax(own_final.to(device), beliefs)
+        drawn = drawn.with_tokens(where, own)
+        holes = tuple(
+            replace(hole, row=place)
+            for place, row in enumerate(rows)
+            if option_of_row[place] == number
+            for hole in row.holes
+        )
+        if holes:
+            run = replace(like, sampling=sampling, holes=holes)
+            drawn = draw_in_holes(run, output, z, revealed, uniforms.to(device), drawn, is_final.to(device))
+    return drawn

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.errors import UserError
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens
@@ -168,3 +169,5 @@ class SamplingRun:
     """What the model reads at once; needed for canvases longer than that."""
     text: KnownText | None = None
     """A text to reveal and to score, for ancestral and the samplers ORDERS of the registry; None samples one."""
+    holes: tuple[ConstrainedHole, ...] = ()
+    """Holes of the canvas whose text is constrained, for samplers that are `constrained`."""

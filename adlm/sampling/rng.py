@@ -50,12 +50,13 @@ class RowRng:
     @cached_property
     def _streams(self) -> list[tuple[np.random.Generator, np.random.Generator]]:
         """Of each row, the streams for positions and for tokens."""
-
-        def stream(seed: int, row: int, number: int) -> np.random.Generator:
-            return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, number))))
-
         seeds = [self.seed] * len(self.rows) if isinstance(self.seed, int) else self.seed
-        return [(stream(*key, 0), stream(*key, 1)) for key in zip(seeds, self.rows, strict=True)]
+        return [(_stream(*key, 0), _stream(*key, 1)) for key in zip(seeds, self.rows, strict=True)]
+
+    def for_lengths(self, row: int, num: int) -> list[float]:
+        """`num` numbers that choose the lengths of holes, the same at every call."""
+        seed = self.seed if isinstance(self.seed, int) else self.seed[row]
+        return _stream(seed, self.rows[row], 2).random(num).tolist()  # type: ignore[no-any-return]
 
     def for_positions(self, row: int, num: int) -> NDArray[np.float64]:
         """The next `num` numbers of the row's position stream."""
@@ -78,6 +79,10 @@ class RowRng:
         counts = where.sum(dim=1).tolist()
         uniforms = [self.for_tokens(row, count) for row, count in enumerate(counts)]
         return torch.from_numpy(np.concatenate(uniforms)).to(where.device)
+
+
+def _stream(seed: int, row: int, number: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, number))))
 
 
 def categorical(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import grid
 from adlm.errors import UserError
@@ -62,6 +63,8 @@ class Sampler:
     """Whether it needs a block-causal network, whose method then samples: it is no function of a denoiser."""
     remasks: bool = True
     """Whether a token may change after it is revealed; otherwise text can be shown as it appears."""
+    constrained: bool = False
+    """Whether it draws tokens in `SamplingRun.holes` as their constraints demand."""
 
 
 def sampler_of(sampling: Sampling) -> Sampler:
@@ -89,7 +92,9 @@ WindowSampler = Callable[[Tensor], Iterator[Frame]]
 
 
 class WriteText(Protocol):
-    def __call__(self, canvas: Tensor, ending: Ending | None, pad: Tensor | None) -> Iterator[Frame]:
+    def __call__(
+        self, canvas: Tensor, ending: Ending | None, pad: Tensor | None, holes: Sequence[ConstrainedHole] = ()
+    ) -> Iterator[Frame]:
         """The frames of a canvas, a prompt and then masks in every row; `ending` says where texts end."""
         ...
 
@@ -176,7 +181,13 @@ def sample_blocks(
 
 
 def sample_long(
-    write: WriteText, mask_id: int, row: Row, canvas: Tensor, ending: Ending | None, pad: Tensor | None
+    write: WriteText,
+    mask_id: int,
+    row: Row,
+    canvas: Tensor,
+    ending: Ending | None,
+    pad: Tensor | None,
+    holes: Sequence[ConstrainedHole] = (),
 ) -> Iterator[Frame]:
     """`write` for models that write from left to right; a canvas longer than their rows is written in windows.
 
@@ -184,8 +195,9 @@ def sample_long(
     drawn given half a row of the text before it, or more.
     """
     if canvas.shape[1] <= row.length:
-        yield from write(canvas, ending, pad)
+        yield from write(canvas, ending, pad, holes)
         return
+    assert not holes, "LanguageModel.plan refuses them"
     state = first_frame(canvas, mask_id)
     yield state
     start, stop = 0, row.length
@@ -265,21 +277,23 @@ def _needs_a_network(run: SamplingRun) -> Iterator[Frame]:
     raise NotImplementedError("methods/speculative.py samples this way, with the network itself")
 
 
-ANCESTRAL = Sampler(sample_positions_first, remasks=False)
-REMDM_CAP = Sampler(sample_positions_first, cap_steps)
-REMDM_RESCALE = Sampler(sample_positions_first, rescale_steps)
-REMDM_CONF = Sampler(sample_remdm_conf)
-REMDM_LOOP = Sampler(sample_positions_first, loop_steps)
-FORWARD_BACKWARD = Sampler(sample_positions_first, forward_backward_steps)
-DFM = Sampler(sample_positions_first, corrector_steps)
-ANALYTIC = Sampler(sample_analytic, remasks=False)
-SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True, remasks=False)
-LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost), remasks=False)
-CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence), remasks=False)
-CERTAINTY = Sampler(partial(sample_ordered, by_beliefs=certainty), remasks=False)
-MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False)
-ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False)
-THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False)
-SPECULATIVE = Sampler(_needs_a_network, block_causal=True, remasks=False)
-RATES = Sampler(sample_by_rates, rated=True, remasks=False)
-ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True, remasks=False)
+ANCESTRAL = Sampler(sample_positions_first, remasks=False, constrained=True)
+REMDM_CAP = Sampler(sample_positions_first, cap_steps, constrained=True)
+REMDM_RESCALE = Sampler(sample_positions_first, rescale_steps, constrained=True)
+REMDM_CONF = Sampler(sample_remdm_conf, constrained=True)
+REMDM_LOOP = Sampler(sample_positions_first, loop_steps, constrained=True)
+FORWARD_BACKWARD = Sampler(sample_positions_first, forward_backward_steps, constrained=True)
+DFM = Sampler(sample_positions_first, corrector_steps, constrained=True)
+ANALYTIC = Sampler(sample_analytic, remasks=False, constrained=True)
+SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True, remasks=False, constrained=True)
+LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost), remasks=False, constrained=True)
+CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence), remasks=False, constrained=True)
+CERTAINTY = Sampler(partial(sample_ordered, by_beliefs=certainty), remasks=False, constrained=True)
+MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False, constrained=True)
+ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False, constrained=True)
+THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False, constrained=True)
+SPECULATIVE = Sampler(_needs_a_network, block_causal=True, remasks=False, constrained=True)
+RATES = Sampler(sample_by_rates, rated=True, remasks=False, constrained=True)
+ANCHOR_FIRST = Sampler(
+    partial(sample_ordered, by_position=anchor_first), anchored=True, remasks=False, constrained=True
+)

@@ -1,14 +1,17 @@
 """What is to be sampled, and all checks of it that need no model. Imports no PyTorch, so that these take no time."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
-from adlm.canvas import HOLE, MAX_HOLE, Canvas, check_holes, num_masks
+from adlm.canvas import HOLE, MAX_HOLE, Canvas, Hole, check_holes, hole_name, least_tokens, num_masks
 from adlm.config.load import parse_overrides, validate_sampling
 from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
+from adlm.constraints.kinds import ANY_TEXT, KINDS, Constraint
 from adlm.errors import UserError, whole_number
 
 
@@ -37,6 +40,10 @@ class SampleSettings:
     """Whether samples are used batch by batch, so that not all of them are in memory."""
     num_option: str = "num"
     """The name of `num` in messages."""
+    constraints: Mapping[str, Constraint] = field(default_factory=dict)
+    """What the text of named holes, such as `[MASK*12:name]`, must satisfy."""
+    holes: Sequence[tuple[int, Hole]] = ()
+    """Named holes of a `canvas` of ids, each with its row; those of texts are found there."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num", whole_number(self.num_option, self.num, 1))
@@ -67,6 +74,53 @@ class SampleSettings:
                     "twelve",
                     "texts",
                 )
+        self._check_copies()
+        self._check_constraints()
+
+    def _check_constraints(self) -> None:
+        given: object = self.constraints
+        if not isinstance(given, Mapping):
+            raise UserError(
+                f"constraints must be a dict from names of holes to constraints, not a {type(given).__name__}",
+                "constraints",
+            )
+        names = {hole_name(hole) for text in self.texts or () for hole in HOLE.finditer(text)} - {""}
+        names |= {hole.name for _, hole in self.holes}
+        for name, constraint in self.constraints.items():
+            if not isinstance(constraint, Constraint):
+                raise UserError(
+                    f"the constraint of hole {name} must be {KINDS}, not a {type(constraint).__name__}",
+                    "constraints",
+                )
+            if name not in names:
+                remedy = suggestion(str(name), sorted(names)) or f"; write one as [MASK*12:{name!s:.32}]"
+                raise UserError(f"constraints names {name!r:.60}, and no hole has this name{remedy}", "constraints")
+
+    def _check_copies(self) -> None:
+        for text in self.texts or ():
+            seen: dict[str, str] = {}
+            for mark in HOLE.finditer(text):
+                name = hole_name(mark)
+                if name and seen.setdefault(name, mark[0]) != mark[0]:
+                    raise UserError(
+                        f"{seen[name]} and {mark[0]} have one name, so they are filled with the same tokens; give them "
+                        "the same length, or another name",
+                        "texts",
+                    )
+
+    @cached_property
+    def all_constraints(self) -> dict[str, Constraint]:
+        """Those given and, with any text allowed, those that the marks of holes imply: holes of one name have the same
+        text, and `[MASK*3..8]` has a least length, by the empty name if it has none."""
+        found = dict(self.constraints)
+        for text in self.texts or ():
+            marks = list(HOLE.finditer(text))
+            names = Counter(hole_name(mark) for mark in marks)
+            for mark in marks:
+                name = hole_name(mark)
+                if (name and names[name] > 1) or least_tokens(mark):
+                    found.setdefault(name, ANY_TEXT)
+        return found
 
 
 def check_texts(name: str, texts: object) -> Sequence[str]:

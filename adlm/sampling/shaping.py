@@ -8,12 +8,16 @@ Shapes: N tokens to draw, V symbols.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.beliefs import log_softmax
 from adlm.sampling.rng import categorical, has_kernels
+
+Ids = NDArray[np.int64]
 
 NUCLEUS_BLOCK = 8192
 """Symbols that the kernel of `nucleus` reads at once."""
@@ -108,14 +112,57 @@ class DrawnTokens:
             torch.where(where, best, self.tokens), torch.where(where, log_best.exp().float(), self.chance)
         )
 
+    def with_tokens(self, index: Tensor, others: "DrawnTokens") -> "DrawnTokens":
+        """Other tokens at `index` (n,)."""
+        tokens, chance = others.tokens.to(self.tokens), others.chance.to(self.chance)
+        return DrawnTokens(self.tokens.index_copy(0, index, tokens), self.chance.index_copy(0, index, chance))
+
 
 def draw_tokens(
-    log_beliefs: Tensor, z: Tensor, positions: Tensor, uniforms: Tensor, sampling: Sampling, pad: Tensor | None = None
+    log_beliefs: Tensor,
+    z: Tensor,
+    positions: Tensor,
+    uniforms: Tensor,
+    sampling: Sampling,
+    mask_id: int,
+    pad: Tensor | None = None,
 ) -> DrawnTokens:
     """One token at each flat position (N,) of z (B, L) from its uniform number (N,); padding is not a seen symbol."""
     num_symbols = log_beliefs.shape[-1]
+    if sampling.no_repeat:
+        log_beliefs = without_repeats(log_beliefs, z, positions, mask_id, sampling.no_repeat, pad)
     seen = seen_symbols(visible_ids(z, pad), positions, num_symbols) if sampling.repetition_penalty > 1 else None
     return draw_shaped(shape(log_beliefs, sampling, seen), uniforms)
+
+
+def without_repeats(
+    log_beliefs: Tensor, z: Tensor, positions: Tensor, mask_id: int, num: int, pad: Tensor | None = None
+) -> Tensor:
+    """Log beliefs (N, V) at flat positions of z (B, L), given that no visible sequence of `num` tokens occurs again.
+
+    A symbol is left out if one of the sequences of `num` tokens around its position, whose other tokens are visible,
+    would then be one that is visible elsewhere in the row. Masks that are revealed in the same step are not compared,
+    so sampled text may still repeat itself where several tokens are revealed at once. If all are left out, none is.
+    """
+    rows, length = (z if pad is None else z.masked_fill(pad, mask_id)).cpu().numpy(), z.shape[1]
+    if length < num:
+        return log_beliefs
+    repeated = torch.zeros(log_beliefs.shape, dtype=torch.bool)
+    windows = np.lib.stride_tricks.sliding_window_view(rows, num, axis=1)  # (B, L - num + 1, num)
+    is_visible, visible = (windows != mask_id).all(axis=2), dict[int, Ids]()
+    for number, position in enumerate(positions.tolist()):
+        row, place = divmod(position, length)
+        if row not in visible:
+            visible[row] = windows[row][is_visible[row]]
+        for before in range(max(0, place + num - length), min(num, place + 1)):
+            other = np.arange(num) != before
+            own = windows[row, place - before][other]
+            if (own != mask_id).all():
+                same = (visible[row][:, other] == own).all(axis=1)
+                repeated[number, torch.from_numpy(visible[row][same, before])] = True
+    left = log_beliefs.masked_fill(repeated.to(log_beliefs.device), -torch.inf)
+    none_left = left.isneginf().all(dim=1, keepdim=True)
+    return log_softmax(torch.where(none_left, log_beliefs, left))
 
 
 def draw_shaped(beliefs: Tensor, uniforms: Tensor) -> DrawnTokens:

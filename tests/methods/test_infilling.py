@@ -142,7 +142,7 @@ def test_a_hole_is_written_after_the_text_before_it_with_one_eos_after_a_hole_of
     canvas = torch.tensor([[EOS, 1, MASK, MASK, MASK, 2, MASK, MASK, 3]])
     may_end, tokens, read = torch.tensor([[False] * 2 + [True] * 3 + [False] * 4]), iter((1, EOS, EOS, 3, EOS)), []
 
-    def write(part, ending, pad):
+    def write(part, ending, pad, holes):
         read.append(part[0].tolist())
         frame = first_frame(part, MASK)
         yield frame

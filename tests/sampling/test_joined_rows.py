@@ -1,12 +1,15 @@
 """Rows that join and leave between network calls are sampled as each of them alone, to the last bit."""
 
 import random
+import re
 
 import pytest
 import torch
 from worlds import randomized
 
 from adlm.config.schema import Config, Model, Sampling, Schedule
+from adlm.constraints.automaton import token_automaton
+from adlm.constraints.holes import ConstrainedHole, fitted
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
 from adlm.sampling.events import JoinedRows, sample_positions_first
@@ -26,7 +29,11 @@ OPTIONS = [
 
 
 def runs_of(method: str, time_conditioning: bool):
-    """Runs of one row each, with prompts, holes and padding of different lengths, and all options."""
+    """Runs of one row each, with prompts, holes and padding of different lengths, and all options.
+
+    Every other row has a constraint at positions 10 to 12.
+    """
+    word = fitted(token_automaton("[a-z]o+|no!", load_tokenizer("bytes")), 3)
     config = Config(
         method=method,
         tokenizer="bytes",
@@ -41,7 +48,9 @@ def runs_of(method: str, time_conditioning: bool):
         canvas, pad = torch.full((1, LENGTH), built.mask_id), torch.zeros(1, LENGTH, dtype=torch.bool)
         canvas[:, : 1 + number % 5], canvas[:, 9], canvas[:, LENGTH - number :] = 65 + number, 70, 0
         pad[:, LENGTH - number :] = True
-        yield built.generate(network, canvas, OPTIONS[number % len(OPTIONS)], RowRng(number % 4, [number]), pad).run
+        sampling, rng = OPTIONS[number % len(OPTIONS)], RowRng(number % 4, [number])
+        holes = (ConstrainedHole(0, (10,), word),) if number // len(OPTIONS) == number % 2 else ()
+        yield built.generate(network, canvas, sampling, rng, pad, holes).run
 
 
 @pytest.mark.parametrize(("method", "time_conditioning"), [("adlm", False), ("mdlm", True)])
@@ -68,3 +77,5 @@ def test_a_row_has_the_same_bits_alone_and_among_rows_at_other_steps_with_other_
             waiting.append((number, list(runs_of(method, time_conditioning))[number]))
     assert numbers_of_rows == {1, 2, 3}
     assert len({tuple(frame.ids[0].tolist()) for frame in alone}) == len(alone)
+    texts = [bytes(alone[number].ids[0, 10:13].tolist()).decode() for number in (0, 2, 4, 7, 9, 11)]
+    assert all(re.fullmatch("[a-z]o+|no!", text) for text in texts)

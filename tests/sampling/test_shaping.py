@@ -1,11 +1,17 @@
 """Temperature, top-k, nucleus and repetition penalty."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from worlds import real, seeded
 
+import adlm
 from adlm.config.schema import Sampling
-from adlm.sampling.shaping import draw_tokens, nucleus, plain_nucleus, seen_symbols, shape, top_k
+from adlm.errors import UserError
+from adlm.methods import method_of
+from adlm.sampling.shaping import draw_tokens, nucleus, plain_nucleus, seen_symbols, shape, top_k, without_repeats
 
 BELIEFS = real([[0.5, 0.3, 0.15, 0.05]])
 
@@ -76,7 +82,7 @@ def test_the_repetition_penalty_applies_to_symbols_of_the_same_row_only():
 
 def test_the_reported_probability_is_that_of_the_draw():
     z, positions = torch.full((1, 2), 4), torch.tensor([0, 1])
-    drawn = draw_tokens(BELIEFS.log().expand(2, 4), z, positions, real([0.1, 0.9]), Sampling(top_k=2))
+    drawn = draw_tokens(BELIEFS.log().expand(2, 4), z, positions, real([0.1, 0.9]), Sampling(top_k=2), mask_id=4)
     assert drawn.tokens.tolist() == [0, 1]
     assert torch.allclose(drawn.chance, torch.tensor([0.625, 0.375]))
     argmax = drawn.with_argmax(torch.tensor([False, True]), BELIEFS.log().expand(2, 4))
@@ -104,3 +110,59 @@ def test_on_a_gpu_as_many_equally_likely_symbols_are_kept_as_in_the_plain_form(p
     beliefs = torch.full((1, 100), 0.01)
     for kept in (nucleus(beliefs.cuda(), p, crossing).cpu(), plain_nucleus(beliefs, p, crossing)):
         assert abs(int((kept > 0).sum()) - num) <= 1, "0.01 is not exact"
+
+
+def test_a_symbol_that_would_repeat_a_visible_sequence_is_left_out():
+    """By trying every symbol at every mask: it is left out if a sequence around it then occurs a second time."""
+    mask, num, generator = 4, 3, seeded(0)
+    for trial in range(60):
+        z = torch.randint(0, 3, (2, 9), generator=generator)
+        z[torch.rand(2, 9, generator=generator) < 0.3] = mask
+        pad = torch.zeros(2, 9, dtype=torch.bool)
+        pad[1, 7:] = trial % 2 == 0
+        positions = ((z == mask) & ~pad).flatten().nonzero()[:, 0]
+        log_beliefs = torch.randn(len(positions), mask + 1, generator=generator)
+        log_beliefs[:, mask] = -torch.inf
+        found = without_repeats(log_beliefs, z, positions, mask, num, pad)
+        for index, position in enumerate(positions.tolist()):
+            row, place = divmod(position, 9)
+            ids = z[row, : 7 if pad[row].any() else 9].tolist()
+            before = {tuple(ids[i : i + num]) for i in range(len(ids) - num + 1)}
+            kept = torch.ones(mask + 1, dtype=torch.bool)
+            for symbol in range(mask + 1):
+                new = [*ids[:place], symbol, *ids[place + 1 :]]
+                around = range(max(0, place - num + 1), min(place, len(ids) - num) + 1)
+                kept[symbol] = not any(
+                    mask not in new[i : i + num] and tuple(new[i : i + num]) in before for i in around
+                )
+            kept |= not kept[:mask].any()
+            expected = log_beliefs[index].masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+            assert torch.allclose(found[index], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence", "left-to-right", "remdm-conf"])
+def test_one_token_a_step_no_sequence_is_written_twice(sampler):
+    lm = adlm.load()
+    options = {"sampler": sampler, "temperature": 0.4, "length": 48, "steps": 2000 if sampler == "ancestral" else 48}
+
+    def repeats(no_repeat):
+        [text] = lm.sample(prompt="The", seed=1, no_repeat=no_repeat, **options)
+        ids = lm.tokenizer.encode(text)
+        return len(ids) - 1 - len({*itertools.pairwise(ids)})
+
+    assert repeats(2) <= 1, "where a word is encoded in another way than it was written"
+    assert repeats(0) > 1
+
+
+def test_no_repeat_is_for_draws_from_beliefs(tiny_config):
+    method = method_of(replace(tiny_config, method="ar"))
+    with pytest.raises(
+        UserError, match=r"sampling.no_repeat 2 is for adlm and mdlm, and this model has method ar; use"
+    ):
+        method.check_run(torch.zeros(1, 4, dtype=torch.int64), Sampling("left-to-right", no_repeat=2), None)
+
+
+def test_where_every_symbol_would_repeat_something_none_is_left_out():
+    log_beliefs = real([[0.5, 0.3, 0.2, 0.0]]).log()
+    found = without_repeats(log_beliefs, torch.tensor([[0, 1, 2, 3]]), torch.tensor([3]), 3, 1)
+    assert torch.allclose(found, log_beliefs)
