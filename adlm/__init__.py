@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from adlm.constraints.kinds import AllOf, Characters, Choices, JsonSchema, Regex, Words
+
 if TYPE_CHECKING:
     from adlm.language_model import LanguageModel
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["AllOf", "Characters", "Choices", "JsonSchema", "Regex", "Words", "__version__", "load"]
 
 UNKNOWN_COMMIT = "unknown"
 

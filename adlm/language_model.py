@@ -4,16 +4,17 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
+from adlm.canvas import Canvas, Hole, encode_canvas, encode_holes, has_open_holes, hole_between, make_canvas
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -24,6 +25,9 @@ from adlm.checkpoints.model_folder import (
 from adlm.config.load import BOX, model_source, validate_sampling
 from adlm.config.options import unknown_choice_error
 from adlm.config.schema import Config, SamplerName, Sampling
+from adlm.constraints.automaton import token_automaton
+from adlm.constraints.holes import ConstrainedHole, check_between, hole_automaton
+from adlm.constraints.kinds import Constraint
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError, whole_number
@@ -32,13 +36,17 @@ from adlm.hub import download_model
 from adlm.inference.frozen import FrozenCopy, FrozenNetwork
 from adlm.limits import check_sampling
 from adlm.methods import method_of
-from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
+from adlm.methods.inputs import check_canvas, check_clean, check_constraints, check_ids, vocabulary_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
+from adlm.sampling.hole_lengths import open_holes
 from adlm.sampling.rng import RowRng
 from adlm.sampling.settings import SampleSettings, check_texts, sampling_with
 from adlm.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from adlm.likelihood.choices import ChoiceOptions, ChoiceScores
 
 ROWS_AT_ONCE = 32
 NO_TOKENIZER = (
@@ -65,10 +73,12 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     nucleus: Literal["crossing", "published"]
     repetition_penalty: float
+    no_repeat: int
     anchor_every: int
     drafts: int | None
     verify: bool
     drafter: Literal["denoiser", "anchor"]
+    candidates: int
     stop_at_eos: bool
 
 
@@ -183,6 +193,28 @@ class LanguageModel:
             tokens=estimate.tokens,
         )
 
+    @overload
+    def choose(self, text: str, choices: Sequence[str], **options: "Unpack[ChoiceOptions]") -> "ChoiceScores": ...
+    @overload
+    def choose(
+        self, text: list[str], choices: Sequence[str], **options: "Unpack[ChoiceOptions]"
+    ) -> "list[ChoiceScores]": ...
+    def choose(
+        self, text: str | list[str], choices: Sequence[str], **options: "Unpack[ChoiceOptions]"
+    ) -> "ChoiceScores | list[ChoiceScores]":
+        """How probable each choice is in the hole of a text, such as "The film was [MASK].", or of each text of a list.
+
+        How many masks the hole has does not matter. The options, with their defaults, are normalise="none", prior=None,
+        score=None, samples=64, seed=0 and batch=None: those of `adlm choose` (docs/evaluation.md).
+        """
+        from adlm.likelihood.choices import choice_settings, score_choices  # here: sampling does not need it
+
+        texts = check_texts("text", [text] if isinstance(text, str) else text)
+        settings = choice_settings(options)
+        with _standard_mode():
+            found = score_choices(self.method, self.network, self.require_tokenizer(), texts, choices, settings)
+        return found[0] if isinstance(text, str) else found
+
     def complete(
         self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **options: Unpack[SamplingOptions]
     ) -> Tensor:
@@ -228,11 +260,19 @@ class LanguageModel:
         *,
         num: None = None,
         special_tokens: bool = False,
+        constraints: Mapping[str, Constraint] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> str: ...
     @overload
     def fill(
-        self, text: str, seed: int = 0, *, num: int, special_tokens: bool = False, **options: Unpack[SamplingOptions]
+        self,
+        text: str,
+        seed: int = 0,
+        *,
+        num: int,
+        special_tokens: bool = False,
+        constraints: Mapping[str, Constraint] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[str]: ...
     @overload
     def fill(
@@ -242,6 +282,7 @@ class LanguageModel:
         *,
         num: int | None = None,
         special_tokens: bool = False,
+        constraints: Mapping[str, Constraint] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[str]: ...
     def fill(
@@ -251,24 +292,31 @@ class LanguageModel:
         *,
         num: int | None = None,
         special_tokens: bool = False,
+        constraints: Mapping[str, Constraint] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> str | list[str]:
         """The text with its masks filled in: `[MASK]` is one token, `[MASK*12]` twelve. A list is sampled in batches.
 
         Block-causal models trained to infill also fill holes of unknown length: `[MASK*..12]` has at most twelve
-        tokens, `[MASK*]` at most a quarter of the model's length.
+        tokens, `[MASK*]` at most a quarter of the model's length. So do others where a constraint says what fits.
 
         With `num`, a list of `num` samples of the text; of a list of texts, those of each text one after the other. The
         first sample of one text is the one without `num`.
 
         The given parts of the text do not change. For a prompt, put the mask last; for a suffix, first. bos, eos and
         pad are removed from the text unless `special_tokens` is True.
+
+        `constraints` say what named holes must be filled with, such as {"day": adlm.Regex("[0-9]{4}-[0-9]{2}")} for
+        `[MASK:day]`: `Choices`, `Regex`, `JsonSchema`, `Words`, `Characters` or `AllOf`. They always hold
+        (docs/constraints.md). Holes of one name are filled with the same tokens.
         """
         texts = check_texts("text", [text] if isinstance(text, str) else text)
         sampling, num_each = self.sampling(**options), 1 if num is None else num
         if not texts:
             return []
-        settings = SampleSettings(sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE)
+        settings = SampleSettings(
+            sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE, constraints=constraints or {}
+        )
         filled = self._write(settings, special_tokens)
         return filled[0] if isinstance(text, str) and num is None else filled
 
@@ -295,7 +343,8 @@ class LanguageModel:
         """The sampling run of settings, after every check of them against this model; `Run.frames` trusts them.
 
         `sample`, `fill`, `complete`, `watch`, `adlm sample` and `adlm serve` all begin here. `rng` replaces the RNG of
-        (seed, row number) by others, one for each row.
+        (seed, row number) by others, one for each row. For whole rows with constrained holes of unknown length, their
+        lengths are drawn here, by network calls after all checks of the constraints.
         """
         with _standard_mode():
             texts, length = settings.texts or (), settings.length
@@ -306,33 +355,108 @@ class LanguageModel:
                 else:
                     length = self.max_text_length(encode_canvas(prompt, tokenizer)) if length is None else length
                     texts = [hole_between(prompt, suffix, length, tokenizer)]
-            canvas = self.canvas(texts) if settings.canvas is None else settings.canvas
+            constraints, num = settings.all_constraints, settings.num
+            if constraints:
+                check_constraints(self.method, settings.sampling)
+                if self.open_id is None and any(map(has_open_holes, texts)):
+                    rng = _rng_of(len(texts) * num, settings.seed, rng)
+                    texts, num = self._texts_of_known_length(texts, settings.constraints, num, rng), 1
+            canvas = self.canvas(texts, constraints) if settings.canvas is None else settings.canvas
             one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
             check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
-            num_rows, length = len(canvas.ids) * settings.num, canvas.ids.shape[1]
+            holes = self._constrained_holes(settings, texts, constraints, canvas) if constraints else ()
+            num_rows, length = len(canvas.ids) * num, canvas.ids.shape[1]
             at_once = min(num_rows, settings.batch or num_rows)
             held, option = (at_once, "batch") if settings.streamed else (num_rows, settings.num_option)
             check_sampling(self.config, held, length, self.device, option, at_once)
-            rng = RowRng(settings.seed, range(num_rows)) if rng is None else rng
-            if len(rng) != num_rows:
-                raise UserError(f"rng has {len(rng)} rows, and the canvas {num_rows}; give one for each", "rng")
+            rng = _rng_of(num_rows, settings.seed, rng)
             fixed = self._frozen.batch
             if fixed is not None and at_once > fixed:
                 raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {fixed}; split it")
-            return Run(self, canvas, settings.sampling, rng, settings.num, tuple(texts))
+            return Run(self, canvas, settings.sampling, rng, num, tuple(texts), holes)
 
-    def canvas(self, texts: Sequence[str]) -> Canvas:
-        """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
-        rows = [
-            encode_canvas(text, self.require_tokenizer(), self.open_id, self.config.length)
-            for text in check_texts("texts", texts)
-        ]
+    def _texts_of_known_length(
+        self, texts: Sequence[str], constraints: Mapping[str, Constraint], num: int, rng: RowRng
+    ) -> list[str]:
+        """The text of every sample: the lengths of holes with constraints are drawn if the text leaves them open."""
+        tokenizer = self.require_tokenizer()
+
+        def encode(text: str) -> tuple[list[int], list[Hole]]:
+            prefix, ids, holes = self._encode(text, constraints)
+            return [*prefix, *ids], [replace(hole, start=len(prefix) + hole.start) for hole in holes]
+
+        def beliefs(ids: list[int]) -> Tensor:
+            return self.method.log_beliefs(self.network, torch.tensor([ids], device=self.device))[0]
+
+        found: list[str] = []
+        for row, text in enumerate(texts):
+            automata = {
+                hole.name: token_automaton(constraints[hole.name], tokenizer, " " if hole.after_space else "")
+                for hole in encode_holes(text, tokenizer, -1, self.config.length)[1]
+                if hole.is_open and hole.name in constraints
+            }
+            holes = open_holes(text, automata, self.config.length, self.mask_id, encode, beliefs)
+            numbers = range(row * num, (row + 1) * num)
+            found += [holes.drawn(rng.for_lengths(number, len(holes.names))) for number in numbers]
+        return found
+
+    def _constrained_holes(
+        self,
+        settings: SampleSettings,
+        texts: Sequence[str],
+        constraints: Mapping[str, Constraint],
+        canvas: Canvas,
+    ) -> tuple[ConstrainedHole, ...]:
+        """The holes that have constraints; a user error for one that cannot be satisfied."""
+        if canvas.ids.shape[1] > self.config.length:
+            raise UserError(
+                f"constraints need a text that the model reads as a whole, and this one is {canvas.ids.shape[1]} "
+                f"tokens long; shorten it to {self.config.length}",
+                "constraints",
+            )
+        tokenizer, eos_id, holes = self.require_tokenizer(), vocabulary_of(self.config).eos_id, [*settings.holes]
+        of_text = cache(lambda text: encode_holes(text, tokenizer, self.open_id, self.config.length)[1])
+        for row, text in enumerate(texts):
+            holes += [(row, replace(hole, start=canvas.starts[row] + hole.start)) for hole in of_text(text)]
+        if self.config.model.block_length:
+            check_between(holes, constraints, stop_at_eos=settings.sampling.stop_at_eos)
+        groups: dict[tuple[int, str | int], list[Hole]] = {}
+        for number, (row, hole) in enumerate(holes):
+            if hole.name in constraints and (hole.name or hole.least):
+                groups.setdefault((row, hole.name or number), []).append(hole)
+        found = []
+        for (row, _), same in groups.items():
+            shapes = {(hole.num, hole.after_space, hole.is_open, hole.least) for hole in same}
+            if len(shapes) > 1:
+                raise UserError(
+                    f"holes of the name {same[0].name} are filled with the same tokens, so they must have the same "
+                    "length, and all or none of them a space before; change one, or give it another name",
+                    "texts",
+                )
+            end_id = eos_id if same[0].end_id is None else same[0].end_id
+            automaton = hole_automaton(constraints[same[0].name], tokenizer, same[0], end_id)
+            found.append(ConstrainedHole(row, tuple(hole.start for hole in same), automaton, same[0].name))
+        return tuple(found)
+
+    def canvas(self, texts: Sequence[str], constraints: Container[str] = ()) -> Canvas:
+        """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length.
+
+        `constraints` are the names of constrained holes: bos stands before one that begins a text, not in it.
+        """
+        rows = [self._encode(text, constraints) for text in check_texts("texts", texts)]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
-        prefixes = [self.bos_prefix(row) for row in rows]
-        prefixed = [prefix + row for prefix, row in zip(prefixes, rows, strict=True)]
         with _standard_mode():
-            return make_canvas(prefixed, self.fill_id, [len(prefix) for prefix in prefixes])
+            return make_canvas(
+                [[*prefix, *ids] for prefix, ids, _ in rows], self.fill_id, [len(prefix) for prefix, *_ in rows]
+            )
+
+    def _encode(self, text: str, constraints: Container[str]) -> tuple[list[int], list[int], list[Hole]]:
+        """The `bos_prefix` of a text, its ids and its holes."""
+        ids, holes = encode_holes(text, self.require_tokenizer(), self.open_id, self.config.length)
+        bos, _ = vocabulary_of(self.config).row_boundaries
+        begins_constrained = bool(holes) and holes[0].start == 0 and holes[0].name in constraints
+        return bos if begins_constrained else self.bos_prefix(ids), ids, holes
 
     def bos_prefix(self, ids: Sequence[int]) -> list[int]:
         """[bos] for ids that begin with a given token, as in training (experiments/prompt_bos); else [].
@@ -433,6 +557,8 @@ class Run:
     num: int = 1
     texts: tuple[str, ...] = ()
     """The texts with holes of the canvas; () where it was given as ids."""
+    holes: tuple[ConstrainedHole, ...] = ()
+    """Those of the canvas whose text is constrained."""
 
     def frames(self) -> Iterator[Frame]:
         """The frames of all rows at once, from the first step on; the same for every call."""
@@ -444,8 +570,20 @@ class Run:
         lm, canvas = self.lm, self.canvas
         if self.num > 1:
             canvas = canvas.take([row // self.num for row in range(len(self.rng))])
-        pad = None if canvas.pad is None else canvas.pad.to(lm.device)
-        return lm.method.generate(lm.frozen, canvas.ids.to(lm.device), self.sampling, self.rng[:], pad)
+        ids, pad = canvas.ids.to(lm.device), None if canvas.pad is None else canvas.pad.to(lm.device)
+        if not self.holes:  # not every method takes them
+            return lm.method.generate(lm.frozen, ids, self.sampling, self.rng[:], pad)
+        holes = self._holes_of(range(len(self.rng)))
+        return lm.method.generate(lm.frozen, ids, self.sampling, self.rng[:], pad, holes)
+
+    def _holes_of(self, rows: range) -> tuple[ConstrainedHole, ...]:
+        """The constrained holes of some samples, in a batch of these alone."""
+        of_row: dict[int, list[ConstrainedHole]] = {}
+        for hole in self.holes:
+            of_row.setdefault(hole.row, []).append(hole)
+        return tuple(
+            replace(hole, row=number) for number, row in enumerate(rows) for hole in of_row.get(row // self.num, ())
+        )
 
     def batches(self, size: int | None, first: int = 0) -> Iterator["Run"]:
         """Runs of `size` rows each, or of all of them, from row `first` on."""
@@ -453,7 +591,7 @@ class Run:
         for start in range(first, num_rows, size or num_rows):
             rows = range(num_rows)[start : start + (size or num_rows)]
             canvas = self.canvas.take([row // self.num for row in rows])
-            yield Run(self.lm, canvas, self.sampling, self.rng[rows.start : rows.stop])
+            yield Run(self.lm, canvas, self.sampling, self.rng[rows.start : rows.stop], holes=self._holes_of(rows))
 
     def filled(self, frames: Iterator[Frame] | None = None) -> list[list[int]]:
         """The ids of each row's text, without leading bos, padding and what is left of holes of unknown length.
@@ -539,6 +677,13 @@ def _each_in_standard_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
         if frame is None:
             return
         yield frame
+
+
+def _rng_of(num_rows: int, seed: int, rng: RowRng | None) -> RowRng:
+    """The RNG of so many rows: the given one, or that of a seed."""
+    if rng is not None and len(rng) != num_rows:
+        raise UserError(f"rng has {len(rng)} rows, and the canvas {num_rows}; give one for each", "rng")
+    return RowRng(seed, range(num_rows)) if rng is None else rng
 
 
 def _canvas_of_ids(ids: Any) -> Canvas:

@@ -49,6 +49,7 @@ BASES = {
     "prepare": ["data.path=text.txt", "tokenizer=bytes", "length=16", "--out", "new"],
     "train": [*NETWORK, *BRIEF, "sampling.steps=2", "data.prepared=prepared", "--out", "new"],
     "perplexity": ["model", "--data", "text.txt", "--samples", "1", "--max-tokens", "64"],
+    "choose": ["model", "--text", "a [MASK]", "--samples", "2", "--choices", "b", "c"],
     "reproduce": ["generation", "card.json"],
     "sample": ["model", "--steps", "2"],
     "serve": ["model"],  # names cannot be resolved in this test, so none listens

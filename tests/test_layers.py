@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "adlm"
 # The library, from the bottom: each imports only what stands before it. docs/architecture.md explains them.
 # fmt: off
 LIBRARY = [
-    "errors", "registry", "files", "hub", "bases", "config", "request", "distributed", "tokens", "chat", "diffusion",
-    "models", "canvas", "data", "sampling", "inference", "methods", "limits", "checkpoints", "likelihood",
-    "language_model", "samples_file", "training",
+    "errors", "registry", "files", "hub", "bases", "config", "request", "distributed", "tokens", "canvas",
+    "constraints", "chat", "diffusion", "models", "data", "sampling", "inference", "methods", "limits", "checkpoints",
+    "likelihood", "language_model", "samples_file", "training",
 ]
 # fmt: on
 SHARED = ("plots", "trace")  # the applications that others may import

@@ -130,6 +130,23 @@ CALLS = {
     "bound pad": (lambda lm, wrong: lm.bound(IDS, wrong), NOT_PADS, "pad"),
     "bound seed": (lambda lm, wrong: lm.bound(IDS, seed=wrong), NOT_SEEDS, "seed"),
     "perplexity texts": (lambda lm, wrong: lm.perplexity(wrong), [*NOT_TEXTS, "", []], "text"),
+    "choose text": (lambda lm, wrong: lm.choose(wrong, ["a", "b"]), [*NOT_TEXTS, ""], "text"),
+    "choose choices": (
+        lambda lm, wrong: lm.choose("[MASK]", wrong), [*NOT_TEXTS, "", [], ["a"], ["a", "a"], ["", "a"]], "choice"
+    ),
+    "choose samples": (lambda lm, wrong: lm.choose("[MASK]", ["a", "b"], samples=wrong), NOT_COUNTS, "samples"),
+    "choose seed": (lambda lm, wrong: lm.choose("[MASK]", ["a", "b"], seed=wrong), NOT_SEEDS, "seed"),
+    "choose normalise": (
+        lambda lm, wrong: lm.choose("[MASK]", ["a", "b"], normalise=wrong), ["x", 5, None, [], "\x1b["], "normalise"
+    ),
+    "choose prior": (
+        lambda lm, wrong: lm.choose("[MASK]", ["a", "b"], normalise="prior", prior=wrong),
+        [each for each in [*NOT_TEXTS, "", "x"] if each is not None],
+        "prior",
+    ),
+    "choose score": (
+        lambda lm, wrong: lm.choose("[MASK]", ["a", "b"], score=wrong), ["x", 5, [], "causal"], "score"
+    ),
     "perplexity samples": (lambda lm, wrong: lm.perplexity("ab", samples=wrong), NOT_COUNTS, "samples"),
     "perplexity seed": (lambda lm, wrong: lm.perplexity("ab", seed=wrong), NOT_SEEDS, "seed"),
     "perplexity estimator": (

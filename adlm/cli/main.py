@@ -42,6 +42,7 @@ GROUPS = {
     },
     "evaluate": {
         "perplexity": "measure models on texts, with standard errors",
+        "choose": "probabilities of the choices of a hole: classify by template",
         "judge": "measure samples: generative perplexity, MAUVE, diversity",
         "reproduce": "compare results with a table of the paper",
         "lm-eval": "run tasks of the lm-evaluation-harness, with its own options",

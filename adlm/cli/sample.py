@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX, MODEL_NAMES, load_config, model_source
+from adlm.constraints.kinds import parse_constraints
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
 from adlm.hub import download_model
@@ -37,6 +38,7 @@ class SampleRequest(Request):
     example = f"""adlm sample --prompt "The old man looked at the sea"
   adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
+  adlm sample --fill "It was on [MASK*10:day]." --constrain 'day=[12]\\d{{3}}-[01]\\d-[0-3]\\d'
   adlm sample runs/own --watch --trace trace.html --steps 64
   adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl
 
@@ -58,9 +60,19 @@ samplers (details: docs/sampling.md):
     )
     fill: tuple[str, ...] = option(
         "text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated\n"
-        "(block-causal models trained to infill: [MASK*..12] is at most twelve, [MASK*] any number)",
+        "(block-causal models trained to infill, and holes with --constrain: [MASK*..12] is at most twelve,\n"
+        "[MASK*3..12] at least three too, [MASK:NAME] as many as needed; holes of one name have the same text)",
         (),
         metavar="TEXT",
+        repeated=True,
+    )
+    constrain: tuple[str, ...] = option(
+        "what the hole [MASK:NAME] or [MASK*12:NAME] must be filled with: NAME=PATTERN, a regular expression,\n"
+        'or NAME=KIND:VALUE, such as NAME=choices:["yes","no"], NAME=json:SCHEMA, NAME=json:@FILE,\n'
+        'NAME=words:{"required": ["a"], "forbidden": ["b"]}, NAME=characters:3..10, NAME=regex:PATTERN;\n'
+        "may be repeated",
+        (),
+        metavar="CONSTRAINT",
         repeated=True,
     )
     prompt: str | None = option("start of the text", None, metavar="TEXT")
@@ -112,6 +124,7 @@ def run(request: SampleRequest) -> int:
         seed=request.seed,
         batch=request.batch,
         num_option="--num",
+        constraints=parse_constraints(request.constrain, "--constrain"),
     )
     lm = lm or _load(model, request.device)
     batch = request.batch or (GPU_BATCH if lm.device.type == "cuda" else BATCH)
@@ -166,6 +179,8 @@ def _check_outputs(request: SampleRequest, model: str) -> None:
             raise UserError(
                 f"--{name} cannot be combined with --fill, which gives the whole text; leave out --{name}, or --fill"
             )
+    if request.constrain and request.out is not None:
+        raise UserError("--constrain cannot be combined with --out: samples files do not record it; leave one out")
     if request.watch and request.json:
         raise UserError("--watch cannot be combined with --json; leave one out")
     if request.trace is not None:
@@ -185,7 +200,7 @@ def _sample_first(planned: "Run", output: "SampleOutput | None", request: Sample
 
     first, lm, special_tokens = next(planned.batches(1)), planned.lm, request.special_tokens
     info = TraceInfo(model, planned.sampling.sampler, planned.sampling.steps, request.seed)
-    recorder, frames = TraceRecorder(lm, info, special_tokens=special_tokens), first.frames()
+    recorder, frames = TraceRecorder(lm, info, special_tokens=special_tokens, holes=first.holes), first.frames()
     if request.trace is not None:
         frames = recorder.record(frames)
     if output is not None:

@@ -36,10 +36,12 @@ class ConditionalRow:
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    """Ids after the continuation that are given too, of methods that read both sides: infilling."""
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return self.context + self.continuation
+        return self.context + self.continuation + self.after
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ConditionalNats:
     nats: float
     """An upper bound on -log p(continuation | context), estimated; exact for causal methods."""
     greedy: bool
-    """Whether greedy decoding gives the continuation; see `is_greedy`."""
+    """Whether greedy decoding gives the continuation; see `is_greedy`. False if the settings leave it out."""
     num_tokens: int
     errors: tuple[float, ...] = ()
     """Monte Carlo errors of `nats` by stratum; none for causal methods, and where all masks were enumerated."""
@@ -77,6 +79,8 @@ class ConditionalSettings:
     score: Score = "bound"
     """Of block-causal methods: the bound, or a likelihood that is exact, of sampling each block from left to right or
     of the causal model. Greedy decoding is then that of the causal model, or from left to right."""
+    greedy: bool = True
+    """Whether `ConditionalNats.greedy` is computed where it takes network calls of its own."""
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.samples % 2:
@@ -123,7 +127,9 @@ def conditional_nats(
         for part, values in zip(parts, sums, strict=True):
             nats[part.row][part.start : part.stop] = values
         report_progress(sum(part.stop == len(nats[part.row]) for part in parts))
-    if isinstance(method, BlockCausal):
+    if not settings.greedy:
+        greedy = [False] * len(rows)
+    elif isinstance(method, BlockCausal):
         from_left = replace(settings, score="left-to-right")
         greedy = [result.greedy for result in _exact_nats(method, frozen, rows, from_left, lambda done: None)]
     else:
@@ -270,7 +276,7 @@ def _row_batch(rows: Sequence[ConditionalRow], filling: int, device: torch.devic
     for index, row in enumerate(rows):
         length = len(row.ids)
         x[index, :length] = torch.tensor(row.ids)
-        scored[index, len(row.context) : length] = True
+        scored[index, len(row.context) : length - len(row.after)] = True
         pad[index, :length] = False
     return RowBatch(x.to(device), scored.to(device), pad.to(device) if pad.any() else None)
 

@@ -32,6 +32,18 @@ BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
 MAX_REPLICATES = 100_000
 MAX_STEPS = 1_000_000
 MEASURING = "options for measuring a model"
+NORMALISATIONS = {
+    "none": "log p(choice, text after | text before): its posterior if all are equally likely",
+    "tokens": "the same for each token: choices of several lengths, where long ones lose",
+    "characters": "the same for each character",
+    "prior": "minus the same after the text of --prior: choices that are rare by themselves",
+}
+CHOICE_SCORES = {
+    "causal": "exact, of the causal model that the sampler speculative draws from",
+    "left-to-right": "exact, of sampling each block from left to right",
+    "bound": "the bound of masked diffusion, with Monte Carlo errors",
+    "infill": "the same of log p(choice | text before and after), for choices of equally many tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -124,3 +136,45 @@ class PerplexitySettings(Request):
 
     def replicates(self, method: "Method") -> int:
         return 1 if self.is_exact(method) else self.samples
+
+
+@dataclass(frozen=True)
+class ChoiceSettings(Request):
+    """How the choices of a hole are scored."""
+
+    normalise: str = option("(default: none)", "none", group=MEASURING, choices=NORMALISATIONS)
+    prior: str | None = option(
+        "normalise prior: a text with a hole and without the input, such as 'Topic: [MASK]'\n(default: the hole alone)",
+        None,
+        group=MEASURING,
+        metavar="TEXT",
+    )
+    score: str | None = option(
+        "causal and left-to-right are for block-causal models, infill for the other diffusion models\n"
+        "(default: causal if it was trained, else left-to-right; other models: bound, which is exact for ar and a2r)",
+        None,
+        group=MEASURING,
+        choices=CHOICE_SCORES,
+    )
+    samples: int = option(
+        "masked versions of every filled text, an even number; exact models need none",
+        64,
+        group=MEASURING,
+        minimum=2,
+        maximum=MAX_REPLICATES,
+    )
+    seed: int = option("seed of the masks, the same for every choice", 0, group=MEASURING, minimum=0)
+    batch: int | None = option(
+        f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
+        "does not change the results",
+        None,
+        group=MEASURING,
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior is not None and self.normalise != "prior":
+            raise UserError(
+                f"prior is an option of normalise prior, not of {self.normalise}; use normalise prior", "prior"
+            )

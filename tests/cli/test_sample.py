@@ -108,6 +108,29 @@ def test_options_and_config_overrides_are_equivalent(models, capsys):
     assert by_option == sampled(capsys, models / "adlm", "--steps", 3, "sampling.sampler=remdm-cap")
 
 
+def test_constrained_holes_are_filled_as_demanded(models, capsys):
+    words = ["--fill", "on[MASK*4:day] at[MASK*2:hour]", "--num", 3, "--constrain", r"day=\d\d-\d"]
+    for row in sampled(capsys, models / "adlm", *words, "--constrain", 'hour=choices:["12","7h"]'):
+        assert re.fullmatch(r"on\d\d-\d at(12|7h)", row["text"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["x"], "--constrain 'x' is no constraint; give NAME=PATTERN"),
+        (["x=json:{"], "--constrain 'x=json:{' has no valid JSON after json"),
+        (["y=regex:a"], "names 'y', and no hole has this name"),
+        (["x=regex:aa"], "the constraint of hole x cannot be satisfied with 1 token; it can have 2"),
+        (["x=regex:a", "--constrain", "x=regex:b"], "--constrain constrains 'x' twice"),
+        (["x=regex:a", "--out", "x.jsonl"], "--constrain cannot be combined with --out"),
+    ],
+)
+def test_a_wrong_constraint_is_one_line(models, capsys, words, sentence):
+    assert main(["sample", str(models / "text8"), "--fill", "[MASK*1:x]", "--constrain", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
 def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
     words = [models / "adlm", "--prompt", "abc", "--length", 40, "--sampler", "semi-autoregressive"]
     row = sampled(capsys, *words)[0]
