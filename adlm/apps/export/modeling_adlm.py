@@ -4,9 +4,10 @@ Shapes: B sequences, L tokens, V symbols (the mask is one of them). `pad` is Tru
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -351,6 +352,8 @@ class KeyValueCache(TorchFunctionMode):
         return func(q, *new, **named)
 
 
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+"""(ids (1, n) so far, log-probabilities (1, V) of the next token) -> these, changed."""
 Uniforms = Callable[..., Tensor]
 """Uniform random numbers of a shape."""
 
@@ -405,12 +408,17 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
+        logits_processor: Sequence[LogitsProcessor] = (),
+        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
     ) -> Tensor:
         """ids (B, L): every mask of `input_ids` replaced. Each row is a prompt, at least bos, followed by masks.
 
         `sampler` is ancestral, in `steps` steps per block, or speculative: the block drafts tokens and the causal model
         accepts or replaces them, so that the text has the causal model's distribution. Rows end at the first eos, after
         which they are filled with it; the defaults are those of the model's config.
+
+        `logits_processor` and `prefix_allowed_tokens_fn` are those of transformers, for text of a given form: the text
+        is then drawn token by token from the causal model.
         """
         given = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         chosen = self.config.sampling | {name: each for name, each in given.items() if each is not None}
@@ -430,9 +438,19 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
             drawn = torch.rand(shape, generator=source, device=source.device, dtype=torch.float64)
             return drawn.to(self.device)
 
+        has_processors = len(logits_processor) > 0 or prefix_allowed_tokens_fn is not None
+        if has_processors and name != "speculative":
+            raise ValueError("logits_processor and prefix_allowed_tokens_fn are for sampler speculative")
         fill = self._fill_speculative if name == "speculative" else self._fill_blocks
+        rows = []
         with self._eval_mode():
-            rows = [fill(row[None].to(self.device), num_given, options, uniforms) for row in input_ids]
+            for number, row in enumerate(input_ids):
+                if has_processors:
+                    processors = list(logits_processor)
+                    if prefix_allowed_tokens_fn is not None:
+                        processors.append(partial(_keep_allowed, prefix_allowed_tokens_fn, number))
+                    fill = partial(self._fill_processed, processors)
+                rows.append(fill(row[None].to(self.device), num_given, options, uniforms))
         return torch.cat(rows)
 
     @property
@@ -515,12 +533,40 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
                 break
         return z[None]
 
+    def _fill_processed(
+        self,
+        processors: Sequence[LogitsProcessor],
+        row: Tensor,
+        num_given: int,
+        options: SamplingOptions,
+        uniforms: Uniforms,
+    ) -> Tensor:
+        """One row (1, L), token by token from the causal model after the processors."""
+        z, cache, eos_id = row[0].clone(), KeyValueCache(), self.config.eos_token_id if options.stop_at_eos else None
+        for known in range(num_given, len(z)):
+            num = known - cache.length
+            visible = torch.ones(num, num, dtype=torch.bool, device=z.device).tril()
+            positions = torch.arange(cache.length, known, device=z.device)
+            log_p = self._log_beliefs(self._read(z[cache.length : known], cache, visible, positions, num)[-1:])
+            for processor in processors:
+                log_p = processor(z[None, :known], log_p)
+            z[known] = categorical(shape(log_p.log_softmax(dim=-1), options), uniforms(1))[0]
+            if _end_text(z, num_given, known + 1, eos_id):
+                break
+        return z[None]
+
     def _log_beliefs(self, states: Tensor) -> Tensor:
         return clean_log_beliefs(self.network.head(states), self._mask_id)
 
     def _chained(self, state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
         assert self.network.chain is not None
         return self.network.chain(state, before, self.network.embedding(tokens))  # type: ignore[no-any-return]
+
+
+def _keep_allowed(allowed: Callable[[int, Tensor], list[int]], row: int, ids: Tensor, log_p: Tensor) -> Tensor:
+    """Log-probabilities (1, V) of the tokens that may follow ids (1, n) of a row, -inf at others."""
+    kept = torch.tensor(allowed(row, ids[0]), device=log_p.device)
+    return torch.full_like(log_p, -torch.inf).index_copy(1, kept, log_p[:, kept])
 
 
 def _end_text(z: Tensor, num_given: int, num_known: int, eos_id: int | None) -> bool:

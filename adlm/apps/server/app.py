@@ -26,6 +26,7 @@ from adlm.apps.server.bodies import (
     validation_error,
 )
 from adlm.apps.server.completion import CompletionPlan, Limits, plan_chat, plan_completion
+from adlm.apps.server.constraints import PlanThreads
 from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
 from adlm.apps.server.responses import (
     ChatCompletion,
@@ -71,7 +72,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     for name, lm in models.items():
         if lm.tokenizer is None:
             raise UserError(f"{name}: {NO_TOKENIZER}")
-    monitor, created = PrometheusMonitor(), int(time.time())
+    monitor, created, threads = PrometheusMonitor(), int(time.time()), PlanThreads()
     workers = {
         name: BatchWorker(name, lm, settings.batch or default_batch(lm), settings.max_waiting, monitor)
         for name, lm in models.items()
@@ -86,6 +87,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             worker.stop()
         for worker in workers.values():
             await asyncio.to_thread(worker.join)
+        threads.stop()
 
     app = FastAPI(title="adlm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
@@ -105,7 +107,8 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
         return workers[model]
 
     def describe(model: str) -> dict[str, Any]:
-        return {"id": model, "object": "model", "created": created, "owned_by": "adlm"}
+        takes = workers[model].lm.method.constrained
+        return {"id": model, "object": "model", "created": created, "owned_by": "adlm", "structured_outputs": takes}
 
     async def answer(
         kind: type[Completion], worker: BatchWorker, body: GenerationFields, plan: CompletionPlan, request: Request
@@ -126,14 +129,16 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
         worker = worker_of(body.model)
-        plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
+        given = (plan_completion, worker.lm, body, settings.limits)
+        plan = await threads.run(body.is_constrained, client_of(request), *given)
         return await answer(Completion, worker, body, plan, request)
 
     @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Reply to a conversation, by the chat template of the model's files; refused if it has none."""
         worker = worker_of(body.model)
-        plan = await asyncio.to_thread(plan_chat, worker.lm, body, settings.limits)
+        given = (plan_chat, worker.lm, body, settings.limits)
+        plan = await threads.run(body.is_constrained, client_of(request), *given)
         return await answer(ChatCompletion, worker, body, plan, request)
 
     @app.get("/v1/models")
@@ -159,7 +164,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
 
     for path, file in page_files().items():
         app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
-    app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
+    app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout, threads))
     return app
 
 

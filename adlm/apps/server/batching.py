@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -91,13 +91,16 @@ class Job(Work):
     """Whether prefixes are reported while a row is sampled."""
 
     def keys(self, lm: LanguageModel) -> list[BatchKey]:
-        """A KV cache is filled with the prompt in one call, whose shape would depend on prompts of other lengths."""
+        """A KV cache is filled with the prompt in one call, whose shape would depend on prompts of other lengths.
+
+        Where a row of such a batch is constrained, nothing is drafted, which changes what the others draw.
+        """
         if isinstance(self.rows[0].generate(), PositionsFirst):
             return [BatchKey(True, padded_length(row)) for row in self.rows]
         given = [_masks_of(row) if lm.method.cached else () for row in self.rows]
         lengths = [padded_length(row) for row in self.rows]
-        sampling = self.rows[0].sampling
-        return [BatchKey(False, (sampling, *shape)) for shape in zip(lengths, given, strict=True)]
+        sampling, constrained = self.rows[0].sampling, [lm.method.cached and bool(row.holes) for row in self.rows]
+        return [BatchKey(False, (sampling, *shape)) for shape in zip(lengths, given, constrained, strict=True)]
 
     def refuse(self, row: int, error: str) -> None:
         self.notify(RowUpdate(row, [], error=error))
@@ -171,7 +174,8 @@ def together(rows: Sequence[Run]) -> Run:
         ids[number, :own] = row.canvas.ids[0]
         pad[number, :own] = False
     rng = RowRng([cast(int, row.rng.seed) for row in rows], [row.rng.rows[0] for row in rows])
-    return Run(lm, Canvas(ids, pad), rows[0].sampling, rng)
+    holes = tuple(replace(hole, row=number) for number, row in enumerate(rows) for hole in row.holes)
+    return Run(lm, Canvas(ids, pad), rows[0].sampling, rng, holes=holes)
 
 
 @dataclass(eq=False)

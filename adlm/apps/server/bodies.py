@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
+from adlm.canvas import HOLE, hole_name, least_tokens
 from adlm.config.options import suggestion
 from adlm.errors import printable
 
@@ -21,7 +22,7 @@ Text: TypeAlias = Annotated[str, Field(strict=True)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
 
-MAX_PROMPTS, MAX_MESSAGES, MAX_SAMPLES = 128, 1024, 1024
+MAX_PROMPTS, MAX_MESSAGES, MAX_SAMPLES, MAX_HOLES, MAX_COMPARED = 128, 1024, 1024, 64, 64
 
 
 class StreamOptions(BaseModel):
@@ -45,10 +46,65 @@ class SamplingFields(BaseModel):
     steps: int | None = Field(default=None, ge=1, description="Number of sampling steps (default: the model's).")
 
 
-class GenerationFields(SamplingFields):
+class NamedSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    name: Text | None = Field(default=None, max_length=100, description="Ignored.")
+    description: Text | None = Field(default=None, description="Ignored.")
+    strict: bool | None = Field(default=None, description="Ignored: a schema is always obeyed.")
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's form of a constraint."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = Field(default=None, description="With type json_schema.")
+
+
+class TextConstraint(BaseModel):
+    """What a text must satisfy: one of these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    regex: Text | None = Field(default=None, description="A regular expression that matches the whole text.")
+    choice: list[Text] | None = Field(default=None, description="The texts that it may be.")
+    json_schema: dict[str, Any] | Text | None = Field(
+        default=None, alias="json", description="A JSON schema, or its text."
+    )
+
+
+class StructuredOutputs(TextConstraint):
+    """vLLM's form of a constraint."""
+
+    json_object: bool | None = Field(default=None, description="Whether the text is a JSON object.")
+
+
+class ConstraintFields(BaseModel):
+    """Constraints on the completion. A request has at most one."""
+
+    response_format: ResponseFormat | None = Field(default=None, description="OpenAI's form.")
+    structured_outputs: StructuredOutputs | None = Field(default=None, description="vLLM's form.")
+    guided_json: dict[str, Any] | Text | None = Field(default=None, description="vLLM's older forms.")
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        return any(getattr(self, name) is not None for name in ConstraintFields.model_fields)
+
+
+HoleName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,31}$")]
+HoleConstraints: TypeAlias = Annotated[dict[HoleName, TextConstraint], Field(min_length=1, max_length=MAX_HOLES)]
+
+
+class GenerationFields(SamplingFields, ConstraintFields):
     """The fields that completions and chat have in common."""
 
     max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0, description="Tokens before the end of the text, at least.")
     n: int = Field(default=1, ge=1, description="Completions of each prompt.")
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
     stream: bool = False
@@ -65,12 +121,16 @@ class GenerationFields(SamplingFields):
     )
 
     @property
+    def is_constrained(self) -> bool:
+        return bool(self.min_tokens) or super().is_constrained
+
+    @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class CompletionRequest(GenerationFields):
-    """Fields of OpenAI's completions API, and `sampler` and `steps`. Other fields are refused."""
+    """Fields of OpenAI's completions API, vLLM's constraints, `sampler`, `steps`. Other fields are refused."""
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
         default="", description="One or several texts; [MASK], [MASK*4] and [MASK*..4] are holes to fill in."
@@ -80,8 +140,21 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(
         default=None, ge=0, le=5, description="If given, the log-probability each token was drawn with."
     )
+    constraints: HoleConstraints | None = Field(
+        default=None, description="What named holes of the prompt, such as [MASK*8:day], must be filled with."
+    )
     echo: Literal[False] | None = Field(default=None, description="Not supported.")
     best_of: Literal[1] | None = Field(default=None, description="Not supported.")
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether texts must satisfy something: holes of one name have the same text, and some have a least length."""
+        marks = (mark for prompt in self.prompts for mark in HOLE.finditer(prompt))
+        return (
+            self.constraints is not None
+            or super().is_constrained
+            or any(hole_name(m) or least_tokens(m) for m in marks)
+        )
 
     @property
     def prompts(self) -> list[str]:
@@ -107,7 +180,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(GenerationFields):
-    """Fields of OpenAI's chat API, and `sampler` and `steps`. Other fields are refused."""
+    """Fields of OpenAI's chat API, vLLM's constraints, `sampler` and `steps`. Other fields are refused."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(
@@ -121,6 +194,9 @@ class TraceRequest(SamplingFields):
     """A text with holes to fill in, and how."""
 
     text: Text = Field(description="A text with holes: [MASK] is one token, [MASK*4] four, [MASK*..4] up to four.")
+    constraints: HoleConstraints | None = Field(
+        default=None, description="What named holes, such as [MASK*8:day], must be filled with."
+    )
 
 
 class BoundRequest(BaseModel):
@@ -136,6 +212,25 @@ class BoundRequest(BaseModel):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
+class ComparisonRequest(BaseModel):
+    """Texts for the hole of a text, to be compared."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Text = Field(max_length=1000)
+    text: Text = Field(min_length=1, description="A text with one hole, [MASK], of any length.")
+    choices: Annotated[list[Text], Field(min_length=2, max_length=MAX_COMPARED)]
+    normalise: Literal["none", "tokens", "characters", "prior"] = "none"
+    samples: int = Field(
+        default=64,
+        ge=2,
+        le=MAX_SAMPLES,
+        multiple_of=2,
+        description="Masked versions of each text; exact models need none.",
+    )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
 TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -147,6 +242,14 @@ REMEDIES = {
     "prompt": "prompt must be a string or a list of 1 to 128 strings; token ids are not supported",
     "stop": "stop must be a text of 1 to 1000 characters, or a list of up to 4 of them",
     "messages": "messages must be a list of objects with role (system, user or assistant) and content, a text",
+    "response_format": 'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+    '"json_schema": {"schema": {...}}}',
+    "structured_outputs": 'structured_outputs must be {"json": {...}}, {"regex": "..."}, {"choice": ["...", ...]} or '
+    '{"json_object": true}',
+    "guided_json": "guided_json must be a JSON schema: an object, or its text",
+    "guided_choice": "guided_choice must be a list of texts",
+    "constraints": 'constraints must be an object with the names of holes and, for each, {"regex": "..."}, '
+    '{"choice": ["...", ...]} or {"json": {...}}',
     "echo": "echo is not supported",
     "best_of": "best_of is not supported; use n",
     "logit_bias": "logit_bias is not supported",
@@ -206,10 +309,12 @@ FIELDS = {  # of the bodies by path
     "/v1/chat/completions": tuple(ChatRequest.model_fields),
     "/v1/trace": tuple(TraceRequest.model_fields),
     "/v1/bound": tuple(BoundRequest.model_fields),
+    "/v1/choose": tuple(ComparisonRequest.model_fields),
 }
-MAX_FIELDS = 64
-"""Fields of an object that are looked at: more than any request has, so an object with more is refused for these."""
+MAX_FIELDS = 256
+"""Fields of one object: more than any request has, and as many as a JSON schema may have."""
 MAX_DIGITS = 40
+OTHER_NAMES: dict[Any, str] = {"max_completion_tokens": "max_tokens"}  # of chat, in completions
 
 
 def parse_body(body: bytes, fields: Collection[str]) -> Any:
@@ -225,19 +330,24 @@ def parse_body(body: bytes, fields: Collection[str]) -> Any:
     for name in value if isinstance(value, dict) else ():
         if name not in fields:
             name = name[:60]
-            raise ApiError(400, f"{name} is not a field of this request{suggestion(name, fields)}", name)
+            raise ApiError(
+                400, f"{name} is not a field of this request{suggestion(OTHER_NAMES.get(name) or name, fields)}", name
+            )
     return value
 
 
 def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_FIELDS:
+        name = pairs[0][0][:60]
+        raise ApiError(400, f"the object with {name} has {len(pairs):,} fields; give at most {MAX_FIELDS}", name)
     checked: dict[str, Any] = {}
-    for name, value in pairs[:MAX_FIELDS]:
+    for name, value in pairs:
         if name in checked:
             raise ApiError(400, f"{name[:60]} is given twice; give it once", name[:60])
-        if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-            raise ApiError(400, f"{name[:60]} has more than {MAX_DIGITS} digits; give a smaller number", name[:60])
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and (surrogate := re.search("[\ud800-\udfff]", text)):
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, int) and abs(each) >= 10**MAX_DIGITS:
+                raise ApiError(400, f"{name[:60]} has more than {MAX_DIGITS} digits; give a smaller number", name[:60])
+            if isinstance(each, str) and (surrogate := re.search("[\ud800-\udfff]", each)):
                 found = f"{surrogate[0]!a}, a lone surrogate"
                 message = f"{name[:60]} contains {found}, which is not valid Unicode text; remove it"
                 raise ApiError(400, message, name[:60])

@@ -8,8 +8,21 @@ from os.path import commonprefix
 from typing import Any
 
 from adlm.apps.server.bodies import ChatRequest, CompletionRequest, GenerationFields
-from adlm.canvas import MAX_HOLE, Canvas, check_holes, make_canvas, num_masks
+from adlm.apps.server.constraints import check_transitions, completion_constraint, hole_constraints
+from adlm.canvas import (
+    HOLE,
+    MAX_HOLE,
+    Canvas,
+    Hole,
+    check_holes,
+    has_unknown_length,
+    hole_name,
+    least_tokens,
+    make_canvas,
+    num_masks,
+)
 from adlm.chat.template import encode_chat, end_of_message
+from adlm.constraints.kinds import ANY_TEXT, Constraint
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run, SamplingOptions
 from adlm.sampling.samplers import sampler_of
@@ -18,7 +31,11 @@ from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 SMALLEST_CHANCE = 1e-45  # of a float32
-LONGEST_HOLE = len("[MASK*..1000000]")
+MAX_OPEN_HOLES = 16
+"""Constrained holes of unknown length in a request to a model of whole rows."""
+LONGEST_HOLE = len("[MASK*1000000..1000000:]") + 32
+COMPLETION = "completion"
+"""The name of the hole between prompt and suffix."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,8 @@ class Choice:
     """Another token than eos that ends the text: the end of a message."""
     open: frozenset[int] = frozenset()
     """The positions in holes of unknown length: the first eos ends the hole, the others fill what is left of it."""
+    constrained: bool = False
+    """Whether every hole has a constraint, so that the text ends by itself."""
 
     def text(self, ids: Sequence[int], complete: bool) -> tuple[str, str | None]:
         """The text of the ids of a row, or of its first ids, and the finish reason if it is complete or stopped.
@@ -63,7 +82,7 @@ class Choice:
             return text[: min(found)], "stop"
         if complete or stopped:
             ends = {position for position in self.open if position + 1 not in self.open}
-            stopped = stopped or (bool(ends) and ends <= self._left_out(ids))
+            stopped = stopped or (complete and self.constrained) or (bool(ends) and ends <= self._left_out(ids))
             return text, "stop" if stopped else "length"
         text = text.rstrip("\ufffd")
         begun = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
@@ -154,8 +173,22 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
             "prompt" if len(request.prompts) > limits.rows else "n",
         )
 
-    def canvas() -> Canvas:
-        canvas = lm.canvas([_text_with_holes(lm, prompt, request) for prompt in request.prompts])
+    field, constraints = _constraints(request)
+    field = field or "min_tokens"
+
+    def asked() -> dict[str, Any]:
+        texts = [_text_with_holes(lm, prompt, request, COMPLETION in constraints) for prompt in request.prompts]
+        is_constrained = bool(constraints) or _are_constrained(texts)
+        # holes may become as short as one token; longer ones are chosen to fit
+        num_open = sum(has_unknown_length(mark) for text in texts for mark in HOLE.finditer(text))
+        if lm.open_id is None and num_open > MAX_OPEN_HOLES:
+            raise UserError(
+                f"{num_open} holes of unknown length are more than {MAX_OPEN_HOLES}, each of which this model reads at "
+                "several lengths; give their lengths, or send several requests",
+                "prompt",
+            )
+        first = {""} if request.min_tokens else ()  # a hole that begins a text begins after bos then
+        canvas = lm.canvas([HOLE.sub("[MASK]", text) for text in texts] if is_constrained else texts, first)
         length = canvas.ids.shape[1]
         if length > lm.config.length:
             raise UserError(
@@ -163,58 +196,112 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
                 "shorten the prompt or lower max_tokens",
                 "prompt" if any(map(num_masks, request.prompts)) else "",
             )
-        return canvas
+        if is_constrained:
+            return {"texts": texts, "constraints": constraints}
+        return {"canvas": canvas, **_least_length(lm, canvas, request)}
 
     def choice(number: int, row: Run) -> Choice:
-        return _choice(lm, request.prompts[number], row, request)
+        return _choice(lm, request.prompts[number], row, request, set(constraints))
 
-    return _plan(lm, request, limits, canvas, choice, lambda error: _field_of(error, request))
+    return _plan(lm, request, limits, asked, choice, lambda error: _field_of(error, request, field))
+
+
+def _least_length(lm: LanguageModel, canvas: Canvas, request: CompletionRequest) -> dict[str, Any]:
+    """The fields of SampleSettings by which completions have at least `min_tokens`.
+
+    A model of whole rows always fills in all tokens before a suffix.
+    """
+    if not request.min_tokens or (request.suffix and lm.open_id is None):
+        return {}
+    holes = []
+    for row, ids in enumerate(canvas.ids.tolist()):
+        masks = [position for position, index in enumerate(ids) if index in (lm.mask_id, lm.open_id)]
+        hole = Hole(COMPLETION, masks[0], len(masks), after_space=False, is_open=True, least=request.min_tokens)
+        holes.append((row, hole))
+    return {"holes": holes, "constraints": {COMPLETION: ANY_TEXT}}
+
+
+def _are_constrained(texts: Sequence[str]) -> bool:
+    """Whether holes of texts must satisfy something by themselves: those of one name have the same text."""
+    return any(hole_name(mark) or least_tokens(mark) for text in texts for mark in HOLE.finditer(text))
+
+
+def _constraints(request: CompletionRequest) -> tuple[str | None, dict[str, Constraint]]:
+    """The field of a request that has constraints, and these by the names of holes."""
+    found = completion_constraint(request)
+    if request.constraints is not None:
+        if found is not None:
+            raise UserError(f"{found[0]} and constraints are two constraints on one text; leave one out", "constraints")
+        return "constraints", hole_constraints(request.constraints)
+    if found is None:
+        return None, {}
+    if any(map(num_masks, request.prompts)):
+        raise UserError(
+            f"{found[0]} constrains what follows the prompt, and this prompt has holes; name them, such as "
+            "[MASK*8:day], and give constraints",
+            found[0],
+        )
+    return found[0], {COMPLETION: found[1]}
 
 
 def plan_chat(lm: LanguageModel, request: ChatRequest, limits: Limits) -> CompletionPlan:
     """The rows of a chat request: the conversation by the model's chat template, then masks for the reply."""
-    tokenizer, template, asked = lm.require_tokenizer(), lm.chat_template, request.max_tokens
+    tokenizer, template, num_asked = lm.require_tokenizer(), lm.chat_template, request.max_tokens
     if template is None:
         raise UserError("chat is not supported: this model has no chat template; use /v1/completions", "model")
     if request.n > limits.rows:
         raise UserError(f"n {request.n} is more than {limits.rows} completions; send several requests", "n")
-    if asked is not None and request.max_completion_tokens is not None:
+    if num_asked is not None and request.max_completion_tokens is not None:
         raise UserError("max_tokens and max_completion_tokens are given; leave max_tokens out", "max_tokens")
-    asked = request.max_completion_tokens if asked is None else asked
+    num_asked = request.max_completion_tokens if num_asked is None else num_asked
     messages = [{"role": message.role, "content": message.text} for message in request.messages]
     for message in messages:
         check_size(lm, message["content"], "messages")
-    end_id = end_of_message(tokenizer, template)
+    end_id, found = end_of_message(tokenizer, template), completion_constraint(request)
 
-    def canvas() -> Canvas:
+    def asked() -> dict[str, Any]:
         ids = encode_chat(tokenizer, template, messages)
         bos = lm.bos_prefix(ids)
         room = lm.config.length - len(bos) - len(ids)
-        if room < (asked or 1):
+        if room < (num_asked or 1):
             raise UserError(
                 f"the messages have {len(ids)} tokens and leave {max(0, room)} of the model's {lm.config.length} for "
-                "the reply; shorten them" + ("" if asked is None else " or lower max_tokens"),
+                "the reply; shorten them" + ("" if num_asked is None else " or lower max_tokens"),
                 "messages",
             )
-        return make_canvas([[*bos, *ids, *[lm.mask_id] * (asked or room)]], lm.fill_id, [len(bos)])
+        num, start, least = num_asked or room, len(bos) + len(ids), request.min_tokens or 0
+        check_least(least, num)
+        canvas = make_canvas([[*bos, *ids, *[lm.mask_id] * num]], lm.fill_id, [len(bos)])
+        if found is None and not least:
+            return {"canvas": canvas}
+        hole = Hole(COMPLETION, start, num, after_space=False, is_open=True, least=least, end_id=end_id)
+        constraint = ANY_TEXT if found is None else found[1]
+        return {"canvas": canvas, "holes": [(0, hole)], "constraints": {COMPLETION: constraint}}
 
     def choice(number: int, row: Run) -> Choice:
         ids = row.canvas.ids[0].tolist()
         first, num = ids.index(lm.mask_id), ids.count(lm.mask_id)
-        return Choice(tokenizer, first, len(ids), num, True, False, request.stops, end_id)
+        return Choice(
+            tokenizer, first, len(ids), num, True, False, request.stops, end_id, constrained=found is not None
+        )
 
-    return _plan(lm, request, limits, canvas, choice, lambda error: error.option)
+    def field_of(error: UserError) -> str | None:
+        own = "min_tokens" if found is None else found[0]
+        return own if error.option == "constraints" else error.option
+
+    return _plan(lm, request, limits, asked, choice, field_of)
 
 
 def _plan(
     lm: LanguageModel,
     request: GenerationFields,
     limits: Limits,
-    make: Callable[[], Canvas],
+    asked: Callable[[], dict[str, Any]],
     choice: Callable[[int, Run], Choice],
     field_of: Callable[[UserError], str | None],
 ) -> CompletionPlan:
-    """`make` is the canvas, a row for each prompt, and `choice(prompt, row)` how the text of a row is made."""
+    """`asked` gives the fields of SampleSettings that say what to fill in, a text or a row of a canvas for each prompt,
+    and `choice(prompt, row)` how the text of a row is made."""
     given = {name: getattr(request, name) for name in ("temperature", "top_p", "sampler", "steps")}
     options: SamplingOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
@@ -224,13 +311,14 @@ def _plan(
             raise UserError(
                 f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps", "steps"
             )
-        canvas = make()
-        run = lm.plan(SampleSettings(sampling, canvas=canvas, num=request.n, seed=seed, batch=1))
+        run = lm.plan(SampleSettings(sampling, **asked(), num=request.n, seed=seed, batch=1))
+        check_transitions(run.holes, lm.config.model.block_length or None)
     except UserError as error:
-        raise UserError(str(error).replace("sampling.", ""), field_of(error)) from None
+        message = str(error).replace("sampling.", "").replace(f"hole {COMPLETION}", "the completion")
+        raise UserError(message, field_of(error)) from None
     rows = list(run.batches(1))
     choices = [choice(number // request.n, row) for number, row in enumerate(rows)]
-    first_choices, starts = choices[:: request.n], canvas.starts
+    first_choices, starts = choices[:: request.n], [start for row in rows[:: request.n] for start in row.canvas.starts]
     lengths = [row.canvas.ids.shape[1] for row in rows[:: request.n]]
     return CompletionPlan(
         rows=rows,
@@ -242,9 +330,11 @@ def _plan(
     )
 
 
-def _field_of(error: UserError, request: CompletionRequest) -> str | None:
+def _field_of(error: UserError, request: CompletionRequest, constrained_by: str | None) -> str | None:
     """The field of the request that an error of the library is about; None if it is about several."""
     option = "canvas" if error.option is None else error.option.removeprefix("sampling.")
+    if option == "constraints":
+        return constrained_by
     if option == "texts":  # what cannot be encoded
         return None if request.suffix else "prompt"
     if option == "canvas":  # given tokens after a mask
@@ -260,6 +350,11 @@ def checked_num_masks(field: str, text: str) -> int:
     return num
 
 
+def check_least(least: int | None, most: int | None) -> None:
+    if least and most is not None and least > most:
+        raise UserError(f"min_tokens {least} is more than max_tokens {most}; exchange them", "min_tokens")
+
+
 def check_size(lm: LanguageModel, text: str, field: str) -> None:
     """Refuse a text that has more characters than the tokens of the model can hold, before it is tokenized."""
     most = lm.config.length * max(LONGEST_HOLE, lm.require_tokenizer().longest_symbol)
@@ -271,13 +366,16 @@ def check_size(lm: LanguageModel, text: str, field: str) -> None:
         )
 
 
-def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest) -> str:
-    """The prompt if it has holes, else prompt, hole and suffix; checked before it is tokenized."""
+def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest, is_constrained: bool) -> str:
+    """The prompt if it has holes, else prompt, hole and suffix; checked before it is tokenized.
+
+    A constrained completion has a name and, at most, as many tokens as were asked for.
+    """
     suffix = request.suffix or ""
     has_holes = checked_num_masks("prompt", prompt) > 0
-    if has_holes and (suffix or request.max_tokens is not None):
-        name = "suffix" if suffix else "max_tokens"
-        raise UserError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", name)
+    if has_holes and (suffix or request.max_tokens is not None or request.min_tokens):
+        field = "suffix" if suffix else "max_tokens" if request.max_tokens is not None else "min_tokens"
+        raise UserError(f"{field} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", field)
     if checked_num_masks("suffix", suffix):
         raise UserError("suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix")
     num = num_masks(prompt) if has_holes else request.max_tokens or DEFAULT_MAX_TOKENS
@@ -287,14 +385,18 @@ def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest)
             f"{amount} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
             "prompt" if has_holes else "max_tokens",
         )
-    for name, text in (("prompt", prompt), ("suffix", suffix)):
-        check_size(lm, text, name)
-    is_open = suffix and lm.open_id is not None
-    return prompt if has_holes else f"{prompt}[MASK*{'..' if is_open else ''}{num}]{suffix}"
+    check_least(request.min_tokens, num if not has_holes else None)
+    for field, text in (("prompt", prompt), ("suffix", suffix)):
+        check_size(lm, text, field)
+    if has_holes:
+        return prompt
+    if is_constrained:
+        return f"{prompt}[MASK*{request.min_tokens or ''}..{num}:{COMPLETION}]{suffix}"
+    return f"{prompt}[MASK*{'..' if suffix and lm.open_id is not None else ''}{num}]{suffix}"
 
 
-def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest) -> Choice:
-    """How the text of a row is made."""
+def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest, constrained: set[str]) -> Choice:
+    """How the text of a row is made; `constrained` are the names of holes with constraints."""
     tokenizer, [ids], [start] = lm.require_tokenizer(), row.canvas.ids.tolist(), row.canvas.starts
     masks = [position for position, index in enumerate(ids) if index in (lm.mask_id, lm.open_id)]
     num, has_holes = len(masks), num_masks(prompt) > 0
@@ -308,4 +410,5 @@ def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest
         drops_space=not has_holes and tokenizer.joins_spaces and prompt.endswith(" "),
         stops=request.stops,
         open=frozenset(position for position in masks if ids[position] == lm.open_id),
+        constrained=bool(constrained) and (not has_holes or {*map(hole_name, HOLE.finditer(prompt))} <= constrained),
     )

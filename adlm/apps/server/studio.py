@@ -24,11 +24,14 @@ from adlm.apps.server.bodies import (
     ERROR_RESPONSES,
     ApiError,
     BoundRequest,
+    ComparisonRequest,
     CompletionRequest,
     JsonRoute,
     TraceRequest,
 )
+from adlm.apps.server.choosing import plan_choice
 from adlm.apps.server.completion import CompletionPlan, Limits, check_size, checked_num_masks, plan_completion
+from adlm.apps.server.constraints import PlanThreads
 from adlm.apps.server.responses import EventStream, client_of, respond_unless_gone, submit_task
 from adlm.apps.trace.page import page_template, read_asset
 from adlm.apps.trace.recording import TraceInfo, pieces_to_dict, trace_events
@@ -71,7 +74,16 @@ def page_files() -> dict[str, PageFile]:
     folder = files("adlm.apps.server").joinpath("page")
     own = {
         name: PageFile(folder.joinpath(name).read_bytes(), TYPES[Path(name).suffix])
-        for name in ("studio.html", "studio.css", "theme.js", "studio.js", "connection.js", "heat.js", "icon.svg")
+        for name in (
+            "studio.html",
+            "studio.css",
+            "theme.js",
+            "studio.js",
+            "connection.js",
+            "constraints.js",
+            "heat.js",
+            "icon.svg",
+        )
     }
     shared = {  # with every trace page
         name: PageFile(read_asset(name).encode(), TYPES[Path(name).suffix]) for name in ("viewer.css", "viewer.js")
@@ -82,9 +94,13 @@ def page_files() -> dict[str, PageFile]:
 
 
 def studio_router(
-    workers: Mapping[str, BatchWorker], worker_of: Callable[[str], BatchWorker], limits: Limits, timeout: float
+    workers: Mapping[str, BatchWorker],
+    worker_of: Callable[[str], BatchWorker],
+    limits: Limits,
+    timeout: float,
+    threads: PlanThreads,
 ) -> APIRouter:
-    """The endpoints: what can be chosen, a sampling run step by step, and the bound of a text."""
+    """The endpoints: what can be chosen, a sampling run step by step, the bound of a text, choices compared."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.get("/v1/studio", responses=ERROR_RESPONSES)
@@ -95,6 +111,7 @@ def studio_router(
             "version": __version__,
             "max_steps": limits.steps,
             "models": models,
+            "choose": True,
             "sampler_summaries": SAMPLER_SUMMARIES,
         }
 
@@ -102,7 +119,8 @@ def studio_router(
     async def trace(body: TraceRequest, request: Request) -> Response:
         """Fill in the holes of a text as server-sent events: `begin`, one `step` for every change, `end`."""
         worker = worker_of(body.model)
-        plan, work = await asyncio.to_thread(plan_trace, worker, body, limits)
+        given = (plan_trace, worker, body, limits)
+        plan, work = await threads.run(True, client_of(request), *given)
         request.state.log_fields.update(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
@@ -116,7 +134,16 @@ def studio_router(
         row, work = await asyncio.to_thread(plan_bound, worker, body)
         request.state.log_fields.update(model=worker.name, prompt_tokens=row.x.shape[1])
         results = submit_task(worker, work, time.monotonic() + timeout, client_of(request))
-        return await respond_unless_gone(request, _bound(worker.name, results))
+        return await respond_unless_gone(request, _last(worker.name, results))
+
+    @router.post("/v1/choose", responses=ERROR_RESPONSES)
+    async def choose(body: ComparisonRequest, request: Request) -> Response:
+        """How probable each choice is in the hole of a text."""
+        worker = worker_of(body.model)
+        work = await asyncio.to_thread(plan_choice, worker, body)
+        request.state.log_fields.update(model=worker.name, rows=len(body.choices))
+        results = submit_task(worker, work, time.monotonic() + timeout, client_of(request))
+        return await respond_unless_gone(request, _last(worker.name, results))
 
     return router
 
@@ -132,10 +159,11 @@ async def _events(results: AsyncGenerator[Any, None]) -> AsyncGenerator[str, Non
         await results.aclose()
 
 
-async def _bound(model: str, results: AsyncGenerator[Any, None]) -> Response:
+async def _last(model: str, results: AsyncGenerator[Any, None]) -> Response:
+    """The last result of a task; those before are its progress."""
     answer: dict[str, Any] = {}
     async for result in results:
-        answer = result.get("bound", answer)
+        answer = result
     return JSONResponse({"model": model, **answer})
 
 
@@ -149,6 +177,7 @@ def describe_model(name: str, lm: LanguageModel) -> dict[str, Any]:
         "left_to_right": lm.method.cached and lm.config.model.hole_id is None,
         "exact": lm.method.exact,
         "length": lm.config.length,
+        "constraints": lm.method.constrained,
         "samplers": [sampler for sampler in SAMPLERS if _works_with(lm, sampler)],
         "sampling": {"sampler": sampling.sampler, "steps": sampling.steps, "temperature": sampling.temperature},
     }
@@ -163,7 +192,7 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
         raise UserError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
     if num_masks(request.text) <= worker.lm.config.length:  # else the number of masks is the better reason
         check_size(worker.lm, request.text, "text")
-    options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
+    options = {name: value for name, value in dict(request).items() if value is not None and name != "text"}
     try:
         plan = plan_completion(worker.lm, CompletionRequest(prompt=request.text, **options), limits)
     except UserError as error:
@@ -173,7 +202,7 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
 
     def work() -> Iterator[Any]:
         frames = (_cut(worker.lm, frame, row.canvas.ids.shape[1]) for frame in worker.frames([row]))
-        yield from trace_events(worker.lm, frames, info)
+        yield from trace_events(worker.lm, frames, info, holes=row.holes)
         yield None
 
     return plan, work
@@ -196,7 +225,7 @@ def plan_bound(worker: BatchWorker, request: BoundRequest) -> tuple[TokenRow, Wo
         for part in draw_token_nats(lm.method, lm.network, row, request.samples, request.seed):
             drawn.append(part)
             yield {"samples": sum(map(len, drawn))}
-        yield {"bound": _bound_to_dict(lm, row, mean_token_nats(lm.method, row, torch.cat(drawn)))}
+        yield _bound_to_dict(lm, row, mean_token_nats(lm.method, row, torch.cat(drawn)))
         yield None
 
     return row, work

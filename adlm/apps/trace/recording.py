@@ -10,14 +10,19 @@ The JSON fields are documented in docs/trace.md; `VERSION` increases when a fiel
 """
 
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adlm import __version__
+from adlm.constraints.conditioning import condition
+from adlm.constraints.holes import ConstrainedHole
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
@@ -131,6 +136,52 @@ class TraceStep:
     anchored: dict[int, int]
     """revealed position -> the frame since which the drawn token has been the anchor network's top prediction;
     positions with another top prediction are left out."""
+    conditioned: dict[int, Guesses] = field(default_factory=dict)
+    """position in a constrained hole -> the denoiser's predictions given the constraint."""
+    log_mass: dict[int, float] = field(default_factory=dict)
+    """number of a constrained hole -> the log probability that independent draws from the predictions satisfy it."""
+
+
+@dataclass(frozen=True)
+class HolePrediction:
+    """What a constraint makes of the denoiser's predictions at the masks of a hole."""
+
+    log_mass: float
+    """The log probability that independent draws from the predictions satisfy the constraint."""
+    guesses: dict[int, Guesses]
+    """position -> the most probable tokens given the constraint, of every mask of the hole."""
+
+
+def constrain(predictions: Predictions, read: Tensor, hole: ConstrainedHole, mask_id: int) -> HolePrediction | None:
+    """The predictions at the masks of a hole given its constraint, for the ids (L,) that the network read.
+
+    Of a hole of which only the first masks are predicted, these; None if there are none. Holes of one name have the
+    same tokens.
+    """
+    row_of = {position: row for row, position in enumerate(predictions.positions)}
+    num_places = min(hole.automaton.num_places, len(read) - max(hole.starts))
+    starts = torch.tensor(hole.starts)[:, None]
+    ids = read.cpu()[starts + torch.arange(num_places)]  # (holes of the name, P)
+    is_masked = (ids == mask_id).all(dim=0).tolist()
+    places = list(
+        takewhile(
+            lambda place: not is_masked[place] or all(start + place in row_of for start in hole.starts),
+            range(num_places),
+        )
+    )
+    masks = [place for place in places if is_masked[place]]
+    if not masks:
+        return None
+    rows = torch.tensor([[row_of[start + place] for place in masks] for start in hole.starts])
+    known = ids.masked_fill(ids == mask_id, -1).amax(dim=0)
+    known = known.masked_fill(torch.tensor(is_masked), mask_id)[: len(places)]
+    conditioned = condition(predictions.denoiser[rows].sum(dim=0), hole.automaton, known, mask_id)
+    found: dict[int, Guesses] = {}
+    for start in hole.starts:
+        positions = tuple(start + place for place in masks)
+        for position, best in guesses(conditioned.log_marginals, positions, positions).items():
+            found[position] = tuple(guess for guess in best if guess[1] > 0)  # often only few tokens are allowed
+    return HolePrediction(conditioned.log_mass, found)
 
 
 class AnchorHistory:
@@ -156,7 +207,14 @@ class AnchorHistory:
         return {position: since for position, (index, since) in best.items() if index == drawn[position]}
 
 
-def make_step(number: int, frame: Frame, row: int, predictions: Predictions, history: AnchorHistory) -> TraceStep:
+def make_step(
+    number: int,
+    frame: Frame,
+    row: int,
+    predictions: Predictions,
+    history: AnchorHistory,
+    holes: Mapping[int, HolePrediction] = MappingProxyType({}),
+) -> TraceStep:
     """The changes of frame `number` in a row, with the predictions that they were drawn from."""
     ids, chance = frame.ids[row].tolist(), frame.chance[row].tolist()
     revealed, remasked = _true_positions(frame.revealed[row]), _true_positions(frame.remasked[row])
@@ -176,6 +234,8 @@ def make_step(number: int, frame: Frame, row: int, predictions: Predictions, his
         denoiser=guesses(predictions.denoiser, predictions.positions, stored),
         anchor=guesses(predictions.anchor, predictions.positions, stored),
         anchored=history.pop({position: ids[position] for position in revealed}),
+        conditioned={key: value for hole in holes.values() for key, value in hole.guesses.items() if key in stored},
+        log_mass={number: float(f"{hole.log_mass:.4g}") for number, hole in holes.items()},
     )
 
 
@@ -211,6 +271,9 @@ def merge(first: TraceStep, second: TraceStep) -> TraceStep:
         anchor=first.anchor | {position: second.anchor[position] for position in drawn & set(second.anchor)},
         anchored={position: since for position, since in first.anchored.items() if position not in drawn}
         | second.anchored,
+        conditioned=first.conditioned
+        | {position: second.conditioned[position] for position in drawn & set(second.conditioned)},
+        log_mass=second.log_mass | first.log_mass,
     )
 
 
@@ -250,6 +313,8 @@ class Trace:
     """Whether the text includes bos, eos and pad."""
     open: tuple[int, ...] = ()
     """The positions in holes of unknown length: an eos there is no part of the text."""
+    holes: tuple[ConstrainedHole, ...] = ()
+    """Those of the row, whose text is constrained."""
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -286,7 +351,8 @@ class Trace:
         ids = {self.mask_id, *self.canvas}
         for step in self.steps:
             ids |= {index for index, _ in step.changed.values()}
-            ids |= {index for table in (step.denoiser, step.anchor) for row in table.values() for index, _ in row}
+            tables = (step.denoiser, step.anchor, step.conditioned)
+            ids |= {index for table in tables for row in table.values() for index, _ in row}
         return {index: token_bytes(self.tokenizer, index) for index in sorted(ids)}
 
     @property
@@ -319,6 +385,10 @@ class Trace:
             "canvas": list(self.canvas),
             "given": list(self.given),
             "open": list(self.open),
+            "constraints": [
+                {"name": hole.name, "starts": list(hole.starts), "length": hole.automaton.num_places}
+                for hole in self.holes
+            ],
             "steps": [_step_to_dict(step) for step in self.steps],
         }
 
@@ -326,8 +396,8 @@ class Trace:
 class StepRecorder:
     """The steps of one row, frame by frame. Frames in which it does not change are only counted."""
 
-    def __init__(self, lm: LanguageModel, row: int = 0):
-        self._lm, self._row = lm, row
+    def __init__(self, lm: LanguageModel, row: int = 0, holes: Sequence[ConstrainedHole] = ()):
+        self._lm, self._row, self.holes = lm, row, tuple(hole for hole in holes if hole.row == row)
         self._history = AnchorHistory()
         self.num_frames = 0
         self._last_change = 0
@@ -346,7 +416,12 @@ class StepRecorder:
         predictions = predict(self._lm, frame, row)
         self._history.update(self._last_change, predictions.best_anchors())
         self._last_change = number
-        step = make_step(number, frame, row, predictions, self._history)
+        held = {
+            number: found
+            for number, hole in enumerate(self.holes)
+            if (found := constrain(predictions, frame.read[row], hole, self._lm.mask_id)) is not None
+        }
+        step = make_step(number, frame, row, predictions, self._history, held)
         if self._lm.config.model.block_length:  # each block has a time of its own; this is that of the text
             left = float((frame.ids[row] == self._lm.mask_id).double().mean())
             step = replace(step, t=left)
@@ -360,11 +435,17 @@ class TraceRecorder:
     """
 
     def __init__(
-        self, lm: LanguageModel, info: TraceInfo, row: int = 0, limit: int = MAX_STEPS, special_tokens: bool = False
+        self,
+        lm: LanguageModel,
+        info: TraceInfo,
+        row: int = 0,
+        limit: int = MAX_STEPS,
+        special_tokens: bool = False,
+        holes: Sequence[ConstrainedHole] = (),
     ):
         self._lm, self._info, self._row, self._special_tokens = lm, info, row, special_tokens
         self._first: tuple[Frame, TraceStep] | None = None
-        self._thinning, self._recorder = StepThinning(limit), StepRecorder(lm, row)
+        self._thinning, self._recorder = StepThinning(limit), StepRecorder(lm, row, holes)
 
     def record(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -391,24 +472,37 @@ class TraceRecorder:
             steps=(canvas, *self._thinning.steps),
             special_tokens=self._special_tokens,
             open=_open_positions(frame, self._row),
+            holes=self._recorder.holes,
         )
 
 
-def record_trace(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, row: int = 0) -> Trace:
-    """Run the frames to the end and return their trace."""
-    recorder = TraceRecorder(lm, info, row)
+def record_trace(
+    lm: LanguageModel,
+    frames: Iterable[Frame],
+    info: TraceInfo,
+    row: int = 0,
+    holes: Sequence[ConstrainedHole] = (),
+) -> Trace:
+    """Run the frames to the end and return their trace; `holes` are the constrained ones of the run."""
+    recorder = TraceRecorder(lm, info, row, holes=holes)
     for _ in recorder.record(frames):
         pass
     return recorder.trace
 
 
-def trace_events(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, row: int = 0) -> Iterator[dict[str, Any]]:
+def trace_events(
+    lm: LanguageModel,
+    frames: Iterable[Frame],
+    info: TraceInfo,
+    row: int = 0,
+    holes: Sequence[ConstrainedHole] = (),
+) -> Iterator[dict[str, Any]]:
     """The trace in JSON while it is sampled: its fields without steps and text, then every step, then the end.
 
     Each has one key, `begin`, `step` or `end`; a step brings the `tokens` and `bytes` that are new in it. Together they
     are the trace of `record_trace` with all its steps, however many there are.
     """
-    recorder, known, trace = StepRecorder(lm, row), set[int](), None
+    recorder, known, trace = StepRecorder(lm, row, holes), set[int](), None
     for frame in frames:
         step = recorder.step(frame)
         if step is None:
@@ -423,6 +517,7 @@ def trace_events(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, ro
             tuple(frame.ids[row].tolist()),
             (step,),
             open=_open_positions(frame, row),
+            holes=recorder.holes,
         )
         new = {index: data for index, data in trace.pieces.items() if index not in known}
         known.update(new)
@@ -453,6 +548,8 @@ def _step_to_dict(step: TraceStep) -> dict[str, Any]:
         "denoiser": _guesses_to_dict(step.denoiser),
         "anchor": _guesses_to_dict(step.anchor),
         "anchored": {str(position): frame for position, frame in sorted(step.anchored.items())},
+        **({"conditioned": _guesses_to_dict(step.conditioned)} if step.conditioned else {}),
+        **({"log_mass": {str(number): mass for number, mass in step.log_mass.items()}} if step.log_mass else {}),
     }
 
 

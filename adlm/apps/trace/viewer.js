@@ -16,6 +16,14 @@ function makeSvg(tag, attributes = {}) {
 
 export const percent = (p) => (p >= 0.9995 ? "100%" : p >= 0.0995 ? `${Math.round(p * 100)}%` : p >= 0.0005 ? `${(p * 100).toFixed(1)}%` : p > 0 ? "<0.1%" : "0%");
 
+// A probability that may be tiny, by its logarithm to the base 10: 4.2%, 3·10⁻⁷.
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+function small(p, log10) {
+  if (p >= 1e-3) return percent(p);
+  const exponent = Math.floor(log10), digits = String(-exponent).replace(/\d/g, (digit) => SUPERSCRIPTS[digit]);
+  return `${Math.max(1, Math.floor(10 ** (log10 - exponent)))}·10⁻${digits}`;
+}
+
 // ---- tokens as text
 
 const SYMBOLS = { "\n": "↵", "\t": "⇥" };
@@ -163,6 +171,15 @@ export class TraceStates {
       if (has(j)) return { k: j, id, note: `Predictions after frame ${steps[j - 1].frame}.` };
     }
     return undefined;
+  }
+
+  // What the constraint of a hole leaves of the probability in step k.
+  massAt(position, k) {
+    const number = (this.data.constraints ?? []).findIndex(({ starts, length }) => starts.some((start) => start <= position && position < start + length));
+    const logMass = this.steps[k].log_mass?.[number];
+    if (logMass === undefined) return undefined;
+    const { name } = this.data.constraints[number];
+    return `Independent draws at the masks of ${name ? `“${name}”` : "this hole"} would satisfy its constraint with probability ${small(Math.exp(logMass), logMass / Math.LN10)}.`;
   }
 
   at(k) { return `frame ${this.steps[k].frame} (t ${this.steps[k].t.toFixed(2)})`; }
@@ -316,9 +333,11 @@ export class TraceText {
     const nodes = [head, make("p", "summary", trace.summary(position, k))];
     const found = trace.predictions(position, k);
     if (found) {
-      const tables = make("div", "tables"), step = trace.steps[found.k];
+      const tables = make("div", "tables"), step = trace.steps[found.k], mass = trace.massAt(position, found.k);
       if (trace.hasAnchors) tables.append(this.table("anchor network", "of-anchor", step.anchor[position], found.id));
       tables.append(this.table(trace.hasAnchors ? "denoiser" : "predictions", "of-denoiser", step.denoiser[position], found.id));
+      if (step.conditioned?.[position]) tables.append(this.table("given the constraint", "of-constraint", step.conditioned[position], found.id));
+      if (mass !== undefined) nodes.push(make("p", "note", mass));
       nodes.push(tables, make("p", "note", found.note));
     }
     return nodes;

@@ -11,8 +11,10 @@ from small_models import small_model
 from worlds import randomized
 
 import adlm
+from adlm import Choices
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
 from adlm.cli.main import main
+from adlm.constraints.holes import prefix_allowed_tokens
 from adlm.methods import method_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -48,6 +50,15 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
         own["log_probs"] = model(own["speculative"]).logits.detach()
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
         own["chat"] = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    if blocks:
+        own["greedy"] = model.generate(ids, max_new_tokens=20, temperature=0.0, logits_processor=[lambda ids, p: p])
+        table = torch.load(sys.argv[2] + ".allowed")
+        fn = lambda row, ids: table[tuple(ids[6:].tolist())]
+        own["constrained"] = model.generate(ids, max_new_tokens=4, prefix_allowed_tokens_fn=fn)
+        try:
+            model.generate(ids, max_new_tokens=4, prefix_allowed_tokens_fn=fn, sampler="ancestral")
+        except ValueError as error:
+            own["refused"] = str(error)
     seeded = torch.Generator().manual_seed(1)
     own["drawn"] = model.generate(input_ids=ids, max_new_tokens=9, generator=seeded)
     own["again"] = model.generate(input_ids=ids, max_new_tokens=9, generator=seeded.manual_seed(1))
@@ -77,9 +88,24 @@ def prompts():
     return torch.tensor([[256, *b"hello"], [256, *b"world"]])
 
 
+CONSTRAINT = Choices(["no", "not", "now", "yes"])
+
+
+def allowed_after(folder):
+    """What may follow every beginning of a text that satisfies the constraint, as adlm's automaton says."""
+    tokenizer = adlm.load(folder / "llama").tokenizer
+    allowed, found, waiting = prefix_allowed_tokens(CONSTRAINT, tokenizer, 0, 4), {}, [()]
+    while waiting:
+        ids = waiting.pop()
+        found[ids] = allowed(0, torch.tensor(ids, dtype=torch.int64))
+        waiting += [(*ids, index) for index in found[ids]] if len(ids) < 3 else []
+    return found
+
+
 @pytest.fixture(scope="module")
 def written(folder, prompts):
     torch.save(prompts, folder / "prompts")
+    torch.save(allowed_after(folder), folder / "prompts.allowed")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     arguments = [str(folder / name) for name in ("exported", "prompts", "results")]
@@ -106,6 +132,16 @@ def test_logits_are_those_of_the_causal_model(folder, written, name):
     lm, x = adlm.load(folder / name), written[name]["speculative"]
     nats = -written[name]["log_probs"][:, :-1].gather(2, x[:, 1:, None])[..., 0]
     assert torch.allclose(nats, lm.method.causal_nats(lm.network, x, None)[:, 1:], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_of_a_given_form_is_drawn_from_the_causal_model(folder, written, name):
+    """As `generate` of transformers does: a processor that changes nothing leaves the greedy text of the model."""
+    assert torch.equal(written[name]["greedy"], written[name]["speculative"])
+    tokenizer = adlm.load(folder / name).tokenizer
+    texts = [tokenizer.decode(row, special_tokens=False) for row in written[name]["constrained"][:, 6:].tolist()]
+    assert {*texts} <= {"no", "not", "now", "yes"}
+    assert written[name]["refused"] == "logits_processor and prefix_allowed_tokens_fn are for sampler speculative"
 
 
 @pytest.mark.parametrize("name", ["rows", *MODELS])

@@ -1,5 +1,8 @@
 """Chat and completions with block-causal models, as the openai client sees them."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from small_models import small_model
 from tiny_bases import tokenizer_engine
@@ -126,3 +129,25 @@ def test_a_streamed_completion_of_blocks_equals_the_text_at_once(client, sampler
         own = [each.choices[0] for each in pieces if each.choices[0].index == choice.index]
         assert "".join(each.text for each in own) == choice.text
         assert len([each for each in own if each.text]) > 3, "text comes block by block"
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_reply_satisfies_its_constraint_and_is_the_same_in_pieces(client, sampler):
+    """Mixed with replies without constraints."""
+    schema = {"type": "object", "properties": {"man": {"enum": ["the man", "a dog"]}}, "required": ["man"]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "man", "schema": schema, "strict": True}}
+    named = {"model": "blocks", "messages": MESSAGES, "seed": 5, "n": 3, "extra_body": {"sampler": sampler, "steps": 8}}
+    with ThreadPoolExecutor(2) as pool:
+        free = pool.submit(client.chat.completions.create, **named, max_tokens=9)
+        whole = client.chat.completions.create(**named, response_format=format_)
+        assert free.result().choices == client.chat.completions.create(**named, max_tokens=9).choices
+    pieces = list(client.chat.completions.create(**named, response_format=format_, stream=True))
+    for choice in whole.choices:
+        assert json.loads(choice.message.content)["man"] in ("the man", "a dog")
+        assert choice.finish_reason == "stop"
+        own = [each.choices[0] for each in pieces if each.choices[0].index == choice.index]
+        assert "".join(each.delta.content for each in own) == choice.message.content
+        assert own[-1].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="the constraint of the completion cannot be satisfied") as refused:
+        client.chat.completions.create(**named, max_tokens=2, response_format=format_)
+    assert refused.value.param == "response_format"

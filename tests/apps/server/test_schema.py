@@ -16,10 +16,10 @@ from adlm.apps.server.completion import Limits
 
 OPERATIONS = {
     "/v1/completions": 30, "/v1/chat/completions": 20, "/v1/models": 2, "/v1/models/{model}": 4, "/health": 2,
-    "/metrics": 2, "/v1/studio": 2, "/v1/trace": 20, "/v1/bound": 20,
+    "/metrics": 2, "/v1/studio": 2, "/v1/trace": 20, "/v1/bound": 20, "/v1/choose": 20,
 }  # fmt: skip
 """Examples of valid and of invalid requests to each path; four times as many in the slow suite."""
-MODEL_OPERATIONS = ("/v1/completions", "/v1/chat/completions", "/v1/trace", "/v1/bound")
+MODEL_OPERATIONS = ("/v1/completions", "/v1/chat/completions", "/v1/trace", "/v1/bound", "/v1/choose")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,10 @@ def test_no_request_of_the_schema_is_a_server_error(schemathesis, schema, path, 
     def holds(case):
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body |= {"model": "adlm"}  # most other words are no names
-            case.body |= {"text": f"[MASK*2]{case.body.get('text')}"[:40]} if path == "/v1/trace" else {}
-            case.body |= {"sampler": "confidence"} if path != "/v1/bound" else {}
+            case.body |= (
+                {"text": f"[MASK*2]{case.body.get('text')}"[:40]} if path in ("/v1/trace", "/v1/choose") else {}
+            )
+            case.body |= {"sampler": "confidence"} if path not in ("/v1/bound", "/v1/choose") else {}
         answer = case.call(timeout=PATIENCE)
         statuses.add(answer.status_code)
         assert answer.status_code < 500, answer.text

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode
 
 import pytest
+import torch
 from browser import browser, chromium
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
@@ -22,6 +23,7 @@ from small_models import small_model  # noqa: E402
 
 import adlm  # noqa: E402
 from adlm.apps.server.app import ServerSettings  # noqa: E402
+from adlm.apps.server.choosing import in_turns  # noqa: E402
 from adlm.apps.server.completion import Limits  # noqa: E402
 from adlm.apps.server.responses import EventStream  # noqa: E402
 from adlm.apps.server.studio import page_files  # noqa: E402
@@ -175,6 +177,41 @@ def test_keys_in_the_text_field_are_text(page):
         page.press(key, text=key)
     assert page.run("document.getElementById('source').value").endswith(" ,.")
     assert page.run("document.getElementById('time').value") == before
+
+
+def test_a_form_says_what_named_holes_are_filled_with_and_the_link_keeps_it(page, address):
+    page.point_at("[data-example=form]", click=True)
+    assert page.run("[...document.querySelectorAll('.constraint label')].map((e) => e.textContent)") == ["who", "day"]
+    write(page, "On [MASK*4:day] the [MASK*3:who] said [MASK*2:no].")
+    choose(page, "kind-no", "regex")
+    for name, content in (("day", "[12][0-9]{3}"), ("who", " bat\ncow\n\ncow"), ("no", "(un|be)")):
+        page.run(f"document.getElementById('content-{name}').select()")
+        page.send("Input.insertText", text=content)
+    run_to_the_end(page)
+    assert re.fullmatch(r"On [12]\d{3} the (bat|cow) said (un|be)\.", shown(page).lstrip("."))
+    page.wait_for("location.hash.includes('constraint=')")
+    link = page.run("location.hash")
+    words = ['who=choices:["bat","cow"]', "day=regex:[12][0-9]{3}", "no=regex:(un|be)"]
+    assert sorted(parse_qs(link[1:])["constraint"]) == sorted(words)
+    page.press("Home")
+    page.point_at("#panes .masked:nth-of-type(n + 7)")
+    page.wait_for("!!document.querySelector('#card .of-constraint .guess')")
+    tokens = page.run("[...document.querySelectorAll('#card .of-constraint .guess-text')].map((e) => e.textContent)")
+    assert {*tokens} <= {"1", "2"}, "the first digit of the year"
+    assert "would satisfy its constraint with probability" in page.run("document.getElementById('card').textContent")
+    text = shown(page)
+    open_studio(page, address, link)
+    page.wait_for("document.querySelectorAll('.constraint').length == 3")
+    run_to_the_end(page)
+    page.press("Home")
+    assert shown(page) == text
+    page.point_at(".constraint:nth-of-type(2) .link", click=True)
+    page.wait_for("document.querySelectorAll('.choices li').length == 2")
+    shares = page.run(
+        "[...document.querySelectorAll('.choices li')].map((e) => Number(e.style.getPropertyValue('--p')))"
+    )
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_the_theme_follows_the_system_and_is_remembered_once_switched(page, address):
@@ -419,6 +456,79 @@ def record_trace_of_events(events):
         trace["bytes"].update(step.pop("bytes"))
         trace["steps"].append(step)
     return trace
+
+
+@pytest.mark.parametrize(("model", "sampler"), [("adlm", "remdm-cap"), ("mdlm", "confidence"), ("blocks", "ancestral")])
+def test_a_trace_has_the_predictions_given_the_constraint(address, studio_models, model, sampler):
+    text, constraints = "a[MASK*3:x]", {"x": {"choice": ["cat", "dog"]}}
+    body = {"model": model, "text": text, "sampler": sampler, "steps": 9, "seed": 3, "constraints": constraints}
+    trace, lm = record_trace_of_events(trace_events(address, body)), studio_models[model]
+    assert trace["text"] in ("acat", "adog")
+    del body["text"]
+    completion = post(f"{address}/v1/completions", json={**body, "prompt": text}).json()
+    assert completion["choices"][0]["text"] == trace["text"]
+    assert trace["constraints"] == [{"name": "x", "starts": [trace["canvas"].index(lm.mask_id)], "length": 3}]
+    first, start = trace["steps"][1], trace["constraints"][0]["starts"][0]
+    held = {int(position) - start: dict(map(tuple, best)) for position, best in first["conditioned"].items()}
+    allowed = [set(b"cd"), set(b"ao"), set(b"tg")]
+    assert held
+    assert all({*best} <= allowed[place] and sum(best.values()) > 0.99 for place, best in held.items())
+    z = torch.tensor([trace["canvas"]])
+    log_p = lm.log_probs(z)[0, [start, start + 1, start + 2]].double()
+    if model != "blocks":  # there a hole is longer than a block
+        log_mass = torch.logsumexp(torch.stack([log_p[range(3), list(word)].sum() for word in (b"cat", b"dog")]), dim=0)
+        assert first["log_mass"]["0"] == pytest.approx(float(log_mass), rel=2e-3)
+    assert "log_mass" not in trace["steps"][0]
+
+
+def test_choices_are_compared_as_in_python(address, studio_models):
+    body = {"model": "adlm", "text": "The [MASK] sat.", "choices": ["cat", "dog"], "samples": 8, "seed": 1}
+    answer = post(f"{address}/v1/choose", json=body).json()
+    expected = studio_models["adlm"].choose("The [MASK] sat.", ["cat", "dog"], samples=8, seed=1)
+    assert answer["probabilities"] == pytest.approx(expected.probabilities, rel=1e-4)
+    assert (answer["best"], answer["choices"]) == (expected.best, ["cat", "dog"])
+
+
+def test_work_in_turns_runs_between_them_only_and_ends_when_its_consumer_leaves():
+    done = []
+
+    def work(report):
+        for number in range(4):
+            done.append(number)
+            report(number)
+        if len(done) > 8:
+            raise ValueError("failed")
+        return {"sum": sum(done)}
+
+    turns = in_turns(work)
+    assert [next(turns), next(turns)] == [{"done": 0}, {"done": 1}]
+    assert done == [0, 1]
+    turns.close()
+    assert done == [0, 1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "adlm-turns"]
+    assert list(in_turns(work))[-1] == {"sum": 0 + 1 + 6}
+    with pytest.raises(ValueError, match="failed"):
+        list(in_turns(work))
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "message"),
+    [
+        ({"text": "no hole"}, "text", "has no hole; write [MASK]"),
+        ({"text": "[MASK] [MASK]"}, "text", "has 2 holes; leave one"),
+        ({"choices": ["a"]}, "choices", "at least 2 items"),
+        ({"choices": ["a", "a"]}, "choices", "is given twice"),
+        ({"choices": ["a", "b" * 90]}, "text", "has 95 tokens, and the model reads 64"),
+        ({"choices": ["a", "b" * 9_000]}, "choices", "choices has 9,000 characters"),
+        ({"samples": 3}, "samples", "multiple of 2"),
+    ],
+)
+def test_choices_that_cannot_be_compared_are_refused_with_their_field(address, changed, param, message):
+    answer = post(
+        f"{address}/v1/choose", json={"model": "adlm", "text": "The [MASK]", "choices": ["a", "b"], **changed}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 // The studio: one form, one or two sampling runs that are shown while they are computed, and the bound of a text.
 import { RequestError, getJson, getText, postJson, setKey, stream } from "./connection.js";
 import { HeatText } from "./heat.js";
+import { ConstraintForm } from "./constraints.js";
 import { Card, Timeline, TraceStates, TraceText, legend, listenToKeys, make, switchTheme } from "./viewer.js";
 
 const $ = (id) => document.getElementById(id);
 const EXAMPLES = {
   infill: '"Good morning," said the [MASK*2]. "I hope [MASK*6] to-day." "Thank you," said the [MASK*3], "I [MASK*2] well."',
   continue: "The old man looked at the sea, and [MASK*24]",
+  form: "The [MASK*1:who] wrote to his aunt on [MASK*10:day], and [MASK*5] to London.",
   nothing: "[MASK*32]",
 };
-const HOLE = /\[MASK(?:\*((?:\.\.)?\d+|))?\]/g;   // as in adlm/canvas.py
+const FORM = ['who=choices:["captain","doctor","lawyer"]', "day=regex:18[0-9]{2}-(0[1-9]|1[0-2])-[0-2][1-9]"];   // of the example
+const HOLE = /\[MASK(?:\*((?:\d*\.\.)?\d+|))?(?::([A-Za-z_][A-Za-z0-9_]{0,31}))?\]/g;   // as in adlm/canvas.py
 const timeline = new Timeline($("bar"), 180), card = new Card($("card"), $("bar"));
+const constraints = new ConstraintForm($("constraints"), $("constraint-rows"), (name) => showChoices(name));
 let server = null;   // GET /v1/studio
 let running = null;   // the AbortController of what runs now
 let isFilling = false;   // whether that is a sampling run
@@ -60,14 +64,16 @@ function setCompare(isOn) {
 function markHoles() {
   const text = $("source").value;
   let end = 0, num = 0, numHoles = 0, numOpen = 0;
-  const parts = [];
+  const parts = [], names = new Set();
   for (const hole of text.matchAll(HOLE)) {
     parts.push(text.slice(end, hole.index), make("mark", "", hole[0]));
     end = hole.index + hole[0].length;
-    if (/^\d/.test(hole[1] ?? "1")) num += Number(hole[1] ?? 1);
+    if (/^\d+$/.test(hole[1] ?? (hole[2] ? "" : "1"))) num += Number(hole[1] ?? 1);
     else numOpen += 1;
     numHoles += 1;
+    if (hole[2]) names.add(hole[2]);
   }
+  constraints.setNames([...names]);
   $("backdrop").replaceChildren(...parts, text.slice(end), "\u200b");
   $("counts").textContent = numHoles ? `${numHoles} ${numHoles === 1 ? "hole" : "holes"}, ${num.toLocaleString("en")} tokens${numOpen ? ` and ${numOpen} of unknown length` : ""} to fill in` : "no holes yet";
 }
@@ -130,6 +136,8 @@ async function work(isFill, action) {
 
 function requests() {
   const common = { text: $("source").value, steps: Number($("steps").value), temperature: Number($("temperature").value), seed: Number($("seed").value) };
+  const given = constraints.toRequest();
+  if (Object.keys(given).length) common.constraints = given;
   const choices = $("compare").checked ? [["model", "sampler"], ["model2", "sampler2"]] : [["model", "sampler"]];
   return choices.map(([model, sampler]) => ({ ...common, model: $(model).value, sampler: $(sampler).value }));
 }
@@ -304,6 +312,32 @@ async function score(text) {
   });
 }
 
+// ---- the choices of a hole
+
+async function showChoices(name) {
+  const { choice } = constraints.toRequest()[name] ?? {}, text = textAround(name);
+  if (!choice) return say("Write the choices first, one a line.", true);
+  if (text === null) return say("Fill the holes first: choices are compared in a text without other holes.", true);
+  await work(false, async ({ signal }) => {
+    say("Comparing the choices …");
+    const found = await postJson("/v1/choose", { model: $("model").value, text, choices: choice, seed: Number($("seed").value) }, signal);
+    constraints.showProbabilities(name, found);
+    say("");
+  });
+}
+
+// The text with this hole only, null if there is none yet: other holes are as they were filled last.
+function textAround(name) {
+  const source = $("source").value;
+  if ([...source.matchAll(HOLE)].length === 1) return source;
+  const { trace } = runs.find((run) => run.trace?.isComplete && run.request.text === source) ?? {};
+  const hole = trace?.data.constraints?.find((each) => each.name === name);
+  if (!hole || hole.starts.length > 1) return null;
+  const texts = trace.finalTexts, [start] = hole.starts, end = start + hole.length;
+  const text = (from, to) => texts.slice(from, to).join("");
+  return `${text(0, start)}${text(start, end).startsWith(" ") ? " " : ""}[MASK]${text(end)}`;
+}
+
 // ---- the state in the address
 
 const FIELDS = ["model", "sampler", "steps", "temperature", "seed"];
@@ -311,6 +345,7 @@ const FIELDS = ["model", "sampler", "steps", "temperature", "seed"];
 function saveState() {
   const state = new URLSearchParams({ text: $("source").value });
   for (const name of FIELDS) state.set(name, $(name).value);
+  for (const word of constraints.toWords()) state.append("constraint", word);
   if ($("compare").checked) for (const name of ["model2", "sampler2"]) state.set(name, $(name).value);
   if (shown) state.set("show", shown);
   if (shown === "score" && scored !== $("source").value) state.set("scored", scored);
@@ -353,6 +388,7 @@ function restoreState() {
     if (value !== null && value !== "" && Number.isFinite(Number(value))) $(name).value = Number(value);
   }
   setCompare(state.has("model2") || state.has("sampler2"));
+  constraints.setWords(state.getAll("constraint"));
   setText(state.get("text") ?? EXAMPLES[modelOf($("model").value).left_to_right ? "continue" : "infill"]);
   const step = state.get("step");
   linkedStep = step === null ? undefined : Number(step) || 0;
@@ -379,7 +415,11 @@ $("add-hole").addEventListener("click", () => {
   markHoles();
 });
 for (const each of document.querySelectorAll("[data-example]")) {
-  each.addEventListener("click", () => { setText(EXAMPLES[each.dataset.example]); $("source").focus(); });
+  each.addEventListener("click", () => {
+    if (each.dataset.example === "form") constraints.setWords(FORM);
+    setText(EXAMPLES[each.dataset.example]);
+    $("source").focus();
+  });
 }
 $("roll").addEventListener("click", () => { $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0]; });
 $("model").addEventListener("change", () => { offerSamplers($("model"), $("sampler")); useDefaults(); });
@@ -421,6 +461,7 @@ async function connect() {
   $("form").hidden = false;
   $("key").value = "";
   say("");
+  constraints.canCompare = server.choose === true;
   restoreState();
 }
 
