@@ -16,7 +16,7 @@ MAX_BYTE_STATES = 10_000
 """States of an automaton."""
 MAX_PAIRS = 100_000
 """Pairs of states of a product before it is minimised."""
-MAX_PAIRS = 2**23
+MAX_PRODUCT_CELLS = 2**23
 """Pairs x classes of a product."""
 MAX_REFINEMENT = 2**27
 """States x (classes + 16) x rounds of a minimisation, about a second."""
@@ -198,7 +198,7 @@ def _product(first: ByteAutomaton, second: ByteAutomaton, negated: bool, work: W
         parts.append(targets)
         new = [code for code in np.unique(targets).tolist() if code >= 0 and code not in seen]
         seen.update(new)
-        if len(seen) > MAX_PAIRS or len(seen) * columns.shape[1] > MAX_PAIRS:
+        if len(seen) > MAX_PAIRS or len(seen) * columns.shape[1] > MAX_PRODUCT_CELLS:
             raise TooLargeError
         codes = np.array(new, dtype=np.int64)
         found.append(codes)

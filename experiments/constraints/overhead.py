@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 import adlm
-from adlm.bases.description import find_base
+from adlm.bases.named import find_named_base
 from adlm.config.schema import Config, Model, Sampling
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
@@ -88,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
-    has_smollm2 = find_base("smollm2") is not None
+    has_smollm2 = find_named_base("smollm2") is not None
     if options.tokenizer == "base:smollm2" and not has_smollm2:
         raise SystemExit("the tokenizer of smollm2 is not here: adlm fetch smollm2, or give --tokenizer")
     models = {"whole rows": whole_row_model(options.tokenizer, options.device)}

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import decoders
 
 from adlm import Characters, Choices, JsonSchema, Regex, Words
-from adlm.bases.description import find_base
+from adlm.bases.named import find_named_base
 from adlm.canvas import Hole, encode_holes
 from adlm.constraints import automaton
 from adlm.constraints.automaton import token_automaton
@@ -111,7 +111,7 @@ def test_a_tokenizer_whose_tokens_depend_on_neighbours_is_refused():
 
 @pytest.mark.slow
 def test_the_vocabulary_of_smollm2():
-    if find_base("smollm2") is None:
+    if find_named_base("smollm2") is None:
         pytest.skip("the files of smollm2 are not on this machine")
     tokenizer, rng = load_tokenizer("base:smollm2"), random.Random(0)
     schema = JsonSchema({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adlm.bases.description import find_base
+from adlm.bases.named import find_named_base
 
 PAGE = Path(__file__).parents[2] / "docs" / "constraints.md"
 FORMS = [
@@ -32,7 +32,7 @@ def test_the_texts_on_the_page_have_the_form_that_their_tasks_ask_for():
 
 @pytest.mark.slow
 def test_the_five_tasks_run_as_written(capsys):
-    if find_base("smollm2") is None:
+    if find_named_base("smollm2") is None:
         pytest.skip("the weights of smollm2 are not on this machine")
     names: dict = {}
     first, *tasks = blocks("python")
