@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from adlm.checkpoints.model_folder import (
 )
 from adlm.config.load import BOX, model_source, validate_sampling
 from adlm.config.options import unknown_choice_error
-from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.constraints.automaton import token_automaton
-from adlm.constraints.holes import ConstrainedHole, check_between, hole_automaton
+from adlm.config.schema import Config, Sampling
+from adlm.constraints.binding import bind_constraints, check_between
+from adlm.constraints.holes import ConstrainedHole
 from adlm.constraints.kinds import Constraint
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
@@ -40,9 +40,9 @@ from adlm.methods.inputs import check_canvas, check_clean, check_constraints, ch
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
-from adlm.sampling.hole_lengths import open_holes
+from adlm.sampling.hole_lengths import texts_of_known_length
 from adlm.sampling.rng import RowRng
-from adlm.sampling.settings import SampleSettings, check_texts, sampling_with
+from adlm.sampling.settings import SampleSettings, SamplingOptions, check_texts, sampling_with
 from adlm.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,33 +53,6 @@ NO_TOKENIZER = (
     "this model has no tokenizer, so it cannot read or write text; of a .ckpt, make a model folder with one by "
     "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`, or, in Python, use lm.complete, which takes ids"
 )
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `adlm.config.schema.Sampling`, as keyword arguments."""
-
-    sampler: SamplerName
-    steps: int
-    eta: float
-    t_on: float
-    t_off: float
-    alpha_on: float
-    threshold: float
-    stride: int
-    t_end: float
-    final: Literal["argmax", "draw"]
-    temperature: float
-    top_k: int
-    top_p: float
-    nucleus: Literal["crossing", "published"]
-    repetition_penalty: float
-    no_repeat: int
-    anchor_every: int
-    drafts: int | None
-    verify: bool
-    drafter: Literal["denoiser", "anchor"]
-    candidates: int
-    stop_at_eos: bool
 
 
 @dataclass(frozen=True)
@@ -360,11 +333,11 @@ class LanguageModel:
                 check_constraints(self.method, settings.sampling)
                 if self.open_id is None and any(map(has_open_holes, texts)):
                     rng = _rng_of(len(texts) * num, settings.seed, rng)
-                    texts, num = self._texts_of_known_length(texts, settings.constraints, num, rng), 1
+                    texts, num = self._texts_of_known_length(texts, settings.constraints, rng), 1
             canvas = self.canvas(texts, constraints) if settings.canvas is None else settings.canvas
             one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
             check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
-            holes = self._constrained_holes(settings, texts, constraints, canvas) if constraints else ()
+            holes = self._constrained_holes(settings, texts, canvas) if constraints else ()
             num_rows, length = len(canvas.ids) * num, canvas.ids.shape[1]
             at_once = min(num_rows, settings.batch or num_rows)
             held, option = (at_once, "batch") if settings.streamed else (num_rows, settings.num_option)
@@ -376,10 +349,9 @@ class LanguageModel:
             return Run(self, canvas, settings.sampling, rng, num, tuple(texts), holes)
 
     def _texts_of_known_length(
-        self, texts: Sequence[str], constraints: Mapping[str, Constraint], num: int, rng: RowRng
+        self, texts: Sequence[str], constraints: Mapping[str, Constraint], rng: RowRng
     ) -> list[str]:
         """The text of every sample: the lengths of holes with constraints are drawn if the text leaves them open."""
-        tokenizer = self.require_tokenizer()
 
         def encode(text: str) -> tuple[list[int], list[Hole]]:
             prefix, ids, holes = self._encode(text, constraints)
@@ -388,24 +360,11 @@ class LanguageModel:
         def beliefs(ids: list[int]) -> Tensor:
             return self.method.log_beliefs(self.network, torch.tensor([ids], device=self.device))[0]
 
-        found: list[str] = []
-        for row, text in enumerate(texts):
-            automata = {
-                hole.name: token_automaton(constraints[hole.name], tokenizer, " " if hole.after_space else "")
-                for hole in encode_holes(text, tokenizer, -1, self.config.length)[1]
-                if hole.is_open and hole.name in constraints
-            }
-            holes = open_holes(text, automata, self.config.length, self.mask_id, encode, beliefs)
-            numbers = range(row * num, (row + 1) * num)
-            found += [holes.drawn(rng.for_lengths(number, len(holes.names))) for number in numbers]
-        return found
+        tokenizer, length = self.require_tokenizer(), self.config.length
+        return texts_of_known_length(texts, constraints, tokenizer, length, encode, beliefs, rng)
 
     def _constrained_holes(
-        self,
-        settings: SampleSettings,
-        texts: Sequence[str],
-        constraints: Mapping[str, Constraint],
-        canvas: Canvas,
+        self, settings: SampleSettings, texts: Sequence[str], canvas: Canvas
     ) -> tuple[ConstrainedHole, ...]:
         """The holes that have constraints; a user error for one that cannot be satisfied."""
         if canvas.ids.shape[1] > self.config.length:
@@ -414,29 +373,13 @@ class LanguageModel:
                 f"tokens long; shorten it to {self.config.length}",
                 "constraints",
             )
-        tokenizer, eos_id, holes = self.require_tokenizer(), vocabulary_of(self.config).eos_id, [*settings.holes]
+        tokenizer, constraints, holes = self.require_tokenizer(), settings.all_constraints, [*settings.holes]
         of_text = cache(lambda text: encode_holes(text, tokenizer, self.open_id, self.config.length)[1])
         for row, text in enumerate(texts):
             holes += [(row, replace(hole, start=canvas.starts[row] + hole.start)) for hole in of_text(text)]
         if self.config.model.block_length:
             check_between(holes, constraints, stop_at_eos=settings.sampling.stop_at_eos)
-        groups: dict[tuple[int, str | int], list[Hole]] = {}
-        for number, (row, hole) in enumerate(holes):
-            if hole.name in constraints and (hole.name or hole.least):
-                groups.setdefault((row, hole.name or number), []).append(hole)
-        found = []
-        for (row, _), same in groups.items():
-            shapes = {(hole.num, hole.after_space, hole.is_open, hole.least) for hole in same}
-            if len(shapes) > 1:
-                raise UserError(
-                    f"holes of the name {same[0].name} are filled with the same tokens, so they must have the same "
-                    "length, and all or none of them a space before; change one, or give it another name",
-                    "texts",
-                )
-            end_id = eos_id if same[0].end_id is None else same[0].end_id
-            automaton = hole_automaton(constraints[same[0].name], tokenizer, same[0], end_id)
-            found.append(ConstrainedHole(row, tuple(hole.start for hole in same), automaton, same[0].name))
-        return tuple(found)
+        return bind_constraints(holes, constraints, tokenizer, vocabulary_of(self.config).eos_id)
 
     def canvas(self, texts: Sequence[str], constraints: Container[str] = ()) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length.

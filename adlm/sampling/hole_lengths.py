@@ -17,10 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.canvas import HOLE, Hole, has_unknown_length, hole_name, least_tokens, most_tokens
-from adlm.constraints.automaton import TokenAutomaton
+from adlm.canvas import HOLE, Hole, encode_holes, has_unknown_length, hole_name, least_tokens, most_tokens
+from adlm.constraints.automaton import TokenAutomaton, token_automaton
+from adlm.constraints.binding import infeasible
 from adlm.constraints.conditioning import condition
-from adlm.constraints.holes import fitted, infeasible
+from adlm.constraints.holes import fitted
+from adlm.constraints.kinds import Constraint
+from adlm.sampling.rng import RowRng
+from adlm.tokens import Tokenizer
 
 MAX_LENGTHS = 16
 """Lengths of a hole that are compared: of more, so many spread evenly over them."""
@@ -52,6 +56,33 @@ class OpenHoles:
             ends = log_weights.softmax(dim=0).cumsum(dim=0)
             chosen[name] = lengths[min(int((ends <= uniform).sum()), len(lengths) - 1)]
         return with_lengths(self.text, chosen)
+
+
+def texts_of_known_length(
+    texts: Sequence[str],
+    constraints: Mapping[str, Constraint],
+    tokenizer: Tokenizer,
+    length: int,
+    encode: EncodeRow,
+    beliefs: RowBeliefs,
+    rng: RowRng,
+) -> list[str]:
+    """The texts of all rows of `rng`, equally many of each text, for a model of rows of `length`.
+
+    The lengths of holes with constraints are drawn where the text leaves them open.
+    """
+    num, mask_id = len(rng) // len(texts), tokenizer.vocabulary.mask_id
+    found: list[str] = []
+    for number, text in enumerate(texts):
+        automata = {
+            hole.name: token_automaton(constraints[hole.name], tokenizer, " " if hole.after_space else "")
+            for hole in encode_holes(text, tokenizer, -1, length)[1]
+            if hole.is_open and hole.name in constraints
+        }
+        holes = open_holes(text, automata, length, mask_id, encode, beliefs)
+        rows = range(number * num, (number + 1) * num)
+        found += [holes.drawn(rng.for_lengths(row, len(holes.names))) for row in rows]
+    return found
 
 
 def with_lengths(text: str, lengths: Mapping[str, int]) -> str:

@@ -5,14 +5,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from adlm.canvas import HOLE, MAX_HOLE, Canvas, Hole, check_holes, hole_name, least_tokens, num_masks
 from adlm.config.load import parse_overrides, validate_sampling
 from adlm.config.options import suggestion
-from adlm.config.schema import Sampling
+from adlm.config.schema import SamplerName, Sampling
 from adlm.constraints.kinds import ANY_TEXT, KINDS, Constraint
 from adlm.errors import UserError, whole_number
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling`, as keyword arguments."""
+
+    sampler: SamplerName
+    steps: int
+    eta: float
+    t_on: float
+    t_off: float
+    alpha_on: float
+    threshold: float
+    stride: int
+    t_end: float
+    final: Literal["argmax", "draw"]
+    temperature: float
+    top_k: int
+    top_p: float
+    nucleus: Literal["crossing", "published"]
+    repetition_penalty: float
+    no_repeat: int
+    anchor_every: int
+    drafts: int | None
+    verify: bool
+    drafter: Literal["denoiser", "anchor"]
+    candidates: int
+    stop_at_eos: bool
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from adlm.bases.named import find_named_base
 from adlm.canvas import Hole, encode_holes
 from adlm.constraints import automaton
 from adlm.constraints.automaton import token_automaton
-from adlm.constraints.holes import fitted, hole_automaton
+from adlm.constraints.binding import hole_automaton
+from adlm.constraints.holes import fitted
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer
 

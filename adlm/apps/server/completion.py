@@ -24,9 +24,9 @@ from adlm.canvas import (
 from adlm.chat.template import encode_chat, end_of_message
 from adlm.constraints.kinds import ANY_TEXT, Constraint
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel, Run, SamplingOptions
+from adlm.language_model import LanguageModel, Run
 from adlm.sampling.samplers import sampler_of
-from adlm.sampling.settings import SampleSettings
+from adlm.sampling.settings import SampleSettings, SamplingOptions
 from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API

@@ -14,7 +14,7 @@ import adlm
 from adlm import Choices
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
 from adlm.cli.main import main
-from adlm.constraints.holes import prefix_allowed_tokens
+from adlm.constraints.binding import prefix_allowed_tokens
 from adlm.methods import method_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
