@@ -84,7 +84,7 @@ def run(request: TrainRequest) -> int:
     out, config = resolve_run(request.overrides, request.out)
     if config.reason is not None:
         raise UserError(f"reason.method {config.reason.method} is trained by `adlm reason train`")
-    from adlm.training.task import open_text_task
+    from adlm.training.text import open_text_task
 
     return train_and_report(config, out, open_text_task, request.json)
 
@@ -183,8 +183,10 @@ def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
         is_chat = config.data.format == "pairs"  # served with /v1/chat/completions
         commands = [f"adlm serve {folder}" if is_chat else f'adlm sample {folder} --prompt "The" --watch']
         if measured is not None and not config.data.streaming:
-            data = shlex.quote(config.data.prepared or str(outcome.folder / "data"))
-            commands.append(f"adlm perplexity {folder} --data {data}")  # all held-out rows
+            from adlm.data.prepare.prepared import weighted_folders
+
+            texts = weighted_folders(config.data.prepared) if config.data.prepared else [outcome.folder / "data"]
+            commands += [f"adlm perplexity {folder} --data {shlex.quote(str(text))}" for text in texts]  # all held out
         commands.append(f"adlm train --out {folder} train.steps={2 * config.train.steps}")
     return "\n".join([text, "next:", *(f"  {command}" for command in commands)])
 

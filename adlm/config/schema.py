@@ -144,7 +144,7 @@ class Data:
     labels: Literal["none", "python"] = "none"
     """Tokens that a prepared folder labels for anchor.rule syntax: none, or the names and keywords of Python source."""
     prepared: str = ""
-    """Folder made by `adlm prepare` to train from; empty prepares the text into the run's data/ folder."""
+    """Folder of `adlm prepare` to train from, or several with weights (wiki=3,code=1); empty prepares RUN/data."""
     streaming: bool = False
     """Tokenise during training, in source order, instead of preparing shards first."""
 

@@ -46,7 +46,8 @@ from adlm.training.step import (
     train_step,
 )
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
-from adlm.training.task import DataSize, OpenTask, TrainingTask, open_text_task
+from adlm.training.task import DataSize, OpenTask, TrainingTask
+from adlm.training.text import open_text_task
 
 
 @dataclass(frozen=True)

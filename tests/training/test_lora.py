@@ -22,7 +22,7 @@ from adlm.tokens import load_tokenizer
 from adlm.training.build import compile_trunks
 from adlm.training.run_folder import RunFolder
 from adlm.training.step import MicroBatch, count_tokens, generator_of, train_step
-from adlm.training.task import open_text_task
+from adlm.training.text import open_text_task
 from adlm.training.train import train
 
 SHORT = (

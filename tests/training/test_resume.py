@@ -200,7 +200,7 @@ def test_shards_rewritten_with_the_same_size_are_rejected(prepared, out, tmp_pat
 
 
 def test_comparing_the_checksums_of_large_shards_is_reported(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.training.task.LARGE", 100)
+    monkeypatch.setattr("adlm.training.text.LARGE", 100)
     reporter = RecordingReporter()
     run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
     assert any("comparing the checksums of" in message for message in reporter.messages)

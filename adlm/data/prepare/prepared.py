@@ -10,6 +10,7 @@ ever replaced or deleted. A line of the journal is appended after everything it 
 import errno
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -33,6 +34,7 @@ from adlm.data.prepare.shards import (
     reaches,
 )
 from adlm.data.rows.packing import LAYOUTS, PAIRS, Rows, rows_of
+from adlm.data.sources.text_files import user_path
 from adlm.errors import UserError
 from adlm.files import (
     PART,
@@ -102,6 +104,23 @@ def open_prepared(folder: Path, sums: bool = True) -> Prepared:
     if any(manifest["recipe"].get(key) != value for key, value in tokenizer_recipe(tokenizer).items()):
         raise UserError(f"{folder / 'tokenizer.json'} is not the one that made the ids; {prepare_again(folder)}")
     return Prepared(folder, manifest, tokenizer)
+
+
+def weighted_folders(option: str) -> dict[Path, float]:
+    """The folders of `data.prepared` and their weights: one folder, or several as `wiki=3,code=1`."""
+    whole = user_path("data.prepared", option)
+    if "=" not in option or whole.is_dir():
+        return {whole: 1.0}
+    found: dict[Path, float] = {}
+    for part in option.split(","):
+        name, equals, weight = part.strip().rpartition("=")
+        folder = user_path("data.prepared", name)
+        if not equals or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or float(weight) == 0:
+            raise UserError(f"data.prepared {part.strip()!r} has no weight above 0; write FOLDER=WEIGHT,FOLDER=WEIGHT")
+        if folder in found:
+            raise UserError(f"data.prepared names {name} twice; give it once, with the sum of the weights")
+        found[folder] = float(weight)
+    return found
 
 
 def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:

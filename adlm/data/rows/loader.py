@@ -15,10 +15,10 @@ Shapes: B rows of this rank, L ids each. `pad` is True at padding.
 import atexit
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from adlm.tokens import Tokenizer
 ROUNDS = 6  # of the Feistel network that shuffles
 NUM_ENCODED = 64  # documents of a stream encoded at once
 NUM_AHEAD = 4  # batches computed ahead
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fractional part times 2^64
 Numbers = NDArray[np.uint64]
 
 
@@ -100,34 +101,106 @@ class Loader:
 
     def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         """The batches, each computed when it is requested."""
-        position, share = start, self.batch_size // self.num_ranks
+        first, share = start.epoch * len(self.rows) + start.row, self.batch_size // self.num_ranks
         while True:
-            first = Position(*divmod(position.row + self.rank * share, len(self.rows)))
-            numbers, draws, cuts = self._order(Position(position.epoch + first.epoch, first.row), share)
-            kept = kept_shares(cuts, self.random_length) if self.random_length else None
-            x, pad = self.rows.read(numbers, draws, kept)
-            known = self.rows.given(numbers)
-            labelled = self.rows.labels(numbers, draws, kept) if self.reads_labels else None
-            if self.rearrangement is not None and pad is None:
-                x, known = self.rearrangement(x, draws)
-            epochs, row = divmod(position.row + self.batch_size, len(self.rows))
-            position = Position(position.epoch + epochs, row)
-            padding, given, labels = (
-                None if each is None else torch.from_numpy(each) for each in (pad, known, labelled)
-            )
-            yield TrainingBatch(torch.from_numpy(x), padding, position, given=given, labels=labels)
+            rows = self.read(first + self.rank * share + np.arange(share))
+            first += self.batch_size
+            yield rows.batch(Position(*divmod(first, len(self.rows))))
 
-    def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """The numbers of the next `count` rows, and two uniform random numbers for each."""
-        numbers, draws, cuts = [], [], []
-        epoch, row = start
-        while count:
-            positions = np.arange(row, min(row + count, len(self.rows)))
-            numbers.append(shuffle(positions, len(self.rows), self.seed, epoch) if self.shuffle else positions)
-            draws.append(uniform(positions, self.seed, epoch))
-            cuts.append(uniform(positions, self.seed + 1, epoch))
-            epoch, row, count = epoch + 1, 0, count - len(positions)
-        return np.concatenate(numbers), np.concatenate(draws), np.concatenate(cuts)
+    def read(self, numbers: NDArray[np.int64]) -> "ReadRows":
+        """The rows of these numbers, counted from the first epoch on, as they are trained on."""
+        index, draws, cuts = np.empty(len(numbers), np.int64), np.empty(len(numbers)), np.empty(len(numbers))
+        epochs, positions = np.divmod(numbers, len(self.rows))
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            index[here] = positions[here]
+            if self.shuffle:
+                index[here] = shuffle(positions[here], len(self.rows), self.seed, epoch)
+            draws[here] = uniform(positions[here], self.seed, epoch)
+            cuts[here] = uniform(positions[here], self.seed + 1, epoch)
+        kept = kept_shares(cuts, self.random_length) if self.random_length else None
+        x, pad = self.rows.read(index, draws, kept)
+        given = self.rows.given(index)
+        labels = self.rows.labels(index, draws, kept) if self.reads_labels else None
+        if self.rearrangement is not None and pad is None:
+            x, given = self.rearrangement(x, draws)
+        return ReadRows(x, pad, given, labels)
+
+
+class ReadRows(NamedTuple):
+    """Rows of a batch, as NumPy arrays (n, L); None where no row has any of the kind. See `TrainingBatch`."""
+
+    x: NDArray[np.int64]
+    pad: NDArray[np.bool_] | None
+    given: NDArray[np.bool_] | None
+    labels: NDArray[np.bool_] | None
+
+    def batch(self, after: Position) -> TrainingBatch:
+        pad, given, labels = (None if each is None else torch.from_numpy(each) for each in self[1:])
+        return TrainingBatch(torch.from_numpy(self.x), pad, after, given=given, labels=labels)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Batches of several texts, each with its share of the rows of every batch.
+
+    Of B rows, a text with share w has w B, rounded up or down; over n batches it has w B n, up to a few rows. Each text
+    has epochs of its own, so a small one with a large share is repeated. The position is the number of rows so far.
+    """
+
+    loaders: tuple[Loader, ...]
+    """Of the texts, with the batch size and the rank of the mixture."""
+    weights: tuple[float, ...]
+    """Of the texts; their shares are these over their sum."""
+    seed: int = 0
+    """Of the order of the rows in a batch."""
+
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
+        return prefetch(self._batches(start))
+
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
+        """The batches, each computed when it is requested."""
+        loader = self.loaders[0]
+        size, share = loader.batch_size, loader.batch_size // loader.num_ranks
+        number = start.row // size
+        before = self.counts(np.arange(number)).sum(axis=0)  # rows of each text before this batch
+        while True:
+            counts = self.counts(np.array([number]))[0]
+            first = np.cumsum(counts) - counts  # of each text in the batch, before its rows are shuffled
+            places = shuffle(loader.rank * share + np.arange(share), size, self.seed, number)
+            texts = np.searchsorted(first + counts, places, side="right")
+            numbers = (before - first)[texts] + places
+            number, before = number + 1, before + counts
+            parts = [(texts == index, each) for index, each in enumerate(self.loaders) if counts[index]]
+            rows = join_rows([(here, each.read(numbers[here])) for here, each in parts if here.any()])
+            yield rows.batch(Position(0, number * size))
+
+    def counts(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, texts), how many rows of each text are in the batches of these numbers.
+
+        Systematic sampling: with F the shares summed up times B, text i has floor(F_i + u) - floor(F_(i-1) + u) rows,
+        u being the fractional part of the batch's number times the golden ratio, which fills [0, 1) evenly.
+        """
+        shares = np.cumsum(self.weights) / sum(self.weights)
+        ends = np.append(shares[:-1], 1.0) * self.loaders[0].batch_size  # exactly B at the end
+        shifts = (batches.astype(np.uint64) * GOLDEN_RATIO >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        rounded: NDArray[np.int64] = np.floor(ends + shifts[:, None]).astype(np.int64)
+        rounded[:, 1:] -= rounded[:, :-1].copy()
+        return rounded
+
+
+def join_rows(parts: Sequence[tuple[NDArray[np.bool_], ReadRows]]) -> ReadRows:
+    """Rows of several texts as one batch: those of each part are where its (n,) booleans are True."""
+    found: list[Any] = []
+    for field in zip(*(rows for _, rows in parts), strict=True):
+        known = [(here, part) for (here, _), part in zip(parts, field, strict=True) if part is not None]
+        if not known:
+            found.append(None)
+            continue
+        found.append(np.zeros((len(parts[0][0]), known[0][1].shape[1]), known[0][1].dtype))
+        for here, part in known:
+            found[-1][here] = part
+    return ReadRows(*found)
 
 
 @dataclass(frozen=True)
