@@ -294,15 +294,16 @@ def plain_logit_gradients_(logits: Tensor, targets: Tensor, token_weight: Tensor
     """`logit_gradients_` in PyTorch operations: the test oracle, and the fallback without Triton."""
     precise = logits if logits.dtype == torch.float64 else logits.float()
     target = targets[:, None]
-    log_norm = torch.logsumexp(precise, dim=-1, keepdim=True)
-    nats = (log_norm - precise.gather(-1, target))[:, 0]
-    if differentiable:
-        gradient = precise.sub_(log_norm).exp_()
-        gradient.scatter_add_(-1, target, gradient.new_full(target.shape, -1.0))
-        gradient.mul_(token_weight[:, None].to(gradient.dtype))
-        if gradient is not logits:
-            logits.copy_(gradient)
-    return nats
+    if not differentiable:
+        return torch.logsumexp(precise, dim=-1) - precise.gather(-1, target)[:, 0]
+    shifted = precise.sub_(precise.amax(dim=-1, keepdim=True))
+    log_chance = shifted.gather(-1, target)
+    sums = shifted.exp_().sum(dim=-1, keepdim=True)
+    weight = token_weight[:, None].to(sums.dtype)
+    gradient = shifted.mul_(weight / sums).scatter_add_(-1, target, -weight)
+    if gradient is not logits:
+        logits.copy_(gradient)
+    return (sums.log() - log_chance)[:, 0]
 
 
 def soft_logit_gradients_(logits: Tensor, target_logits: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
