@@ -290,6 +290,7 @@ def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2
     assert close(judged(capsys, *words, "--out", two), one)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_path, monkeypatch):
     words = (

@@ -32,7 +32,7 @@ def made(tmp_path_factory):
     ("command", "name"),
     [
         (["sample", "{model}", "--num", "3", "--batch", "2", "--steps", "2"], "s.jsonl"),
-        (["perplexity", "{ar}", "--data", "{rhymes.txt}"], "p.json"),
+        pytest.param(["perplexity", "{ar}", "--data", "{rhymes.txt}"], "p.json", marks=pytest.mark.slow),
         pytest.param(
             ["judge", "{samples.jsonl}", "--metrics", "perplexity,entropy", "--model", "{ar}"],
             "cards/c.json",

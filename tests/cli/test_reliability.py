@@ -364,6 +364,7 @@ def has_rows(path):
     return path.exists() and path.stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_closed_pipes_and_repeated_ctrl_c_print_no_traceback(here, tmp_path):
     """All processes run at the same time, since each takes seconds to start."""

@@ -106,6 +106,7 @@ def test_a_missing_package_is_a_user_error(option, tmp_path, capsys, monkeypatch
 SHORT = ("model.blocks=1", "train.steps=4", "train.log_every=1", "train.valid_every=0")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_with_closed_standard_streams_trains_to_the_end(tmp_path):
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]

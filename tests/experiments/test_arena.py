@@ -63,6 +63,7 @@ def differing(first: str, second: str) -> set[str]:
     return {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_one_recipe():
     trials = ARENA.trials()
     assert len({trial.key for trial in trials}) == len(trials)

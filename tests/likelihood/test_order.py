@@ -135,7 +135,10 @@ def test_given_tokens_are_visible_from_the_start_and_cost_nothing(name, order_na
 
 @pytest.mark.parametrize(
     ("name", "order_name", "steps"),
-    [("adlm", "anchor-first", 2), ("mdlm with time", "certainty", LENGTH), ("adlm of blocks", "entropy", 2)],
+    mostly_slow(
+        [("adlm", "anchor-first", 2), ("mdlm with time", "certainty", LENGTH), ("adlm of blocks", "entropy", 2)],
+        ("adlm", "anchor-first", 2),
+    ),
 )
 def test_samples_have_the_probabilities_that_the_estimator_gives(name, order_name, steps):
     method, network = built(config_of(name))

@@ -85,7 +85,6 @@ def expected(method, network, before, num, is_open, of_block, least=0):
         ]
         + [("left-to-right", 2, [2, 3], False), ("left-to-right", 2, [2, 3], True)],
         ("speculative", 3, [2, 3], False),
-        ("left-to-right", 2, [2, 3], True),
     ),
 )
 def test_fills_have_the_distribution_of_the_beliefs_given_the_constraint(sampler, block_length, after, is_open):

@@ -134,7 +134,7 @@ def block_of(name: str, place: int) -> tuple[int, int]:
     return start, min(start + BLOCKS[name], LENGTH)
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=["two answers", "one answer"])
+@pytest.mark.parametrize("given", [GIVEN[0], pytest.param(GIVEN[1], marks=pytest.mark.slow)], ids=["two", "one"])
 @pytest.mark.parametrize("name", [*BLOCKS, "ar"])
 def test_the_bound_is_one_on_the_answers_given_the_prompt(name, given):
     """The answers to one prompt have probabilities that sum to 1, and the bound is the mean over orders of -log p."""

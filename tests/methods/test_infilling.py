@@ -214,7 +214,12 @@ def test_cached_equals_recomputed_and_batched_equals_alone(sampler):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "block_length"), [("speculative", 3), ("left-to-right", 3), ("left-to-right", 2), ("ancestral", 1)]
+    ("sampler", "block_length"),
+    mostly_slow(
+        [("speculative", 3), ("left-to-right", 3), ("left-to-right", 2), ("ancestral", 1)],
+        ("speculative", 3),
+        ("ancestral", 1),
+    ),
 )
 def test_a_hole_of_unknown_length_has_the_distribution_of_the_rearranged_row(sampler, block_length):
     method, network = model(24, block_length)
@@ -243,7 +248,7 @@ def test_a_hole_of_unknown_length_has_the_distribution_of_the_rearranged_row(sam
     assert chi_square < 104 + 5 * math.sqrt(2 * 104)
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "remdm-conf"])
+@pytest.mark.parametrize("sampler", mostly_slow([*SAMPLERS, "remdm-conf"], "speculative", "remdm-conf"))
 def test_holes_of_unknown_length_cached_equals_recomputed_and_batched_equals_alone(sampler):
     method, network = model(32)
     canvas = torch.tensor(
@@ -303,7 +308,7 @@ def test_what_cannot_be_filled_is_refused():
         method_of(replace(plain.config, train=replace(plain.config.train, infill=0.5)))
 
 
-@pytest.mark.parametrize("sampler", ["speculative", "left-to-right", "ancestral"])
+@pytest.mark.parametrize("sampler", mostly_slow(["speculative", "left-to-right", "ancestral"], "speculative"))
 @pytest.mark.parametrize("frozen", mostly_slow([True, False], True))
 @pytest.mark.parametrize("may_end", [False, True])
 def test_of_two_candidates_one_is_kept_by_what_the_text_after_it_says(sampler, frozen, may_end):
@@ -349,6 +354,7 @@ def test_of_two_candidates_one_is_kept_by_what_the_text_after_it_says(sampler, f
     assert not frozen or one > chi_square, "the text after the hole matters"
 
 
+@pytest.mark.slow
 def test_with_many_candidates_a_hole_has_the_distribution_of_the_causal_model_given_both_sides():
     method, network = model()
     symbols, num = [0, 1, 2, 3, HOLE], 600

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import small_model
+from small_models import mostly_slow, small_model
 from small_runs import RecordingReporter, corpus, logged, run_on_two
 from small_runs import run as small_run
 from worlds import randomized
@@ -170,7 +170,7 @@ PROCESSES = {
 }
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", mostly_slow([0, 2], 2))
 def test_the_alignment_term_lowers_the_misalignment_and_is_the_same_for_any_micro_batch(tmp_path, rank):
     folders = small_model(tmp_path / "base", "mdlm", block_length=4), corpus(tmp_path, lines=100)
     words = [f"train.lora_rank={rank}", "train.steps=20", "train.log_every=5", "train.learning_rate=3e-3"]
@@ -184,7 +184,7 @@ def test_the_alignment_term_lowers_the_misalignment_and_is_the_same_for_any_micr
     assert whole[-1]["align"] < 0.8 * logged(tmp_path / "none")[-1]["align"]
 
 
-@pytest.mark.parametrize(("method", "rank"), [("mdlm", 2), ("adlm", 0)])
+@pytest.mark.parametrize(("method", "rank"), mostly_slow([("mdlm", 2), ("adlm", 0)], ("mdlm", 2)))
 def test_a_chain_learns_the_clean_copys_distribution_for_any_micro_batch_and_resumes(tmp_path, method, rank):
     folders = small_model(tmp_path / "base", method, block_length=4), corpus(tmp_path, lines=100)
     words = ["model.chain=8", "train.chain_target=causal", f"train.lora_rank={rank}", "train.decay=constant"]

@@ -50,9 +50,7 @@ def run(out, *words):
     return train(resolve(words), out, reporter), reporter.messages
 
 
-@pytest.mark.parametrize(
-    ("method", "block_length"), mostly_slow([("ar", 0), ("mdlm", 3), ("mdlm", 0)], ("ar", 0), ("mdlm", 3))
-)
+@pytest.mark.parametrize(("method", "block_length"), mostly_slow([("ar", 0), ("mdlm", 3), ("mdlm", 0)], ("ar", 0)))
 def test_a_tiny_model_learns_to_answer(method, block_length, pairs, tmp_path):
     options = [f"method={method}", f"model.block_length={block_length}", "model.start=neighbours", "data.held_out=0"]
     options += ["train.steps=200", "train.batch_size=36", "train.learning_rate=2e-2", "train.optimizer=muon"]

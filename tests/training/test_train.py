@@ -101,6 +101,7 @@ def newest(out: Path) -> str:
     return max((path.name for path in out.glob("checkpoints/step-*")), default="")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_killed_several_times_ends_with_the_same_bits(prepared, uninterrupted, tmp_path):
     """experiments/kill_train does this twenty times, with the command line."""

@@ -19,6 +19,8 @@ from adlm.methods import method_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+pytestmark = pytest.mark.slow  # a process that imports transformers; test_huggingface.py has one in the fast suite
+
 MODELS = {
     "llama": ("mdlm", {"family": "llama", "kv_heads": 1, "masked_keys": "hidden", "tie_embedding": True}),
     "anchored": ("adlm", {}),

@@ -157,7 +157,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     ("kind", "stops"),
     [
         ("", [1, STEPS_PER_STAGE - 1, 4]),
-        ("gpt2", [STEPS_PER_STAGE - 1]),
+        pytest.param("gpt2", [STEPS_PER_STAGE - 1], marks=pytest.mark.slow),
         pytest.param("ar", [8], marks=pytest.mark.slow),
     ],
 )
@@ -268,6 +268,7 @@ def test_batches_of_a_group_have_questions_of_similar_length(batches):
     assert spread < in_order / 3
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_gives_the_weights_of_the_whole_batch(root, tmp_path):
     options = ("train.precision=float64", "model.dropout=0.0")
     for name, size in (("whole", 8), ("parts", 2)):

@@ -67,6 +67,7 @@ def test_pairs_have_no_other_packing(words, resolve_config, tmp_path):
     assert prepared.manifest["packing"] == prepared.rows("train", packing="packed").packing == "pairs"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_to_the_same_bytes(words, resolve_config, tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
