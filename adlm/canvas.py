@@ -166,9 +166,9 @@ def has_unknown_length(hole: re.Match[str]) -> bool:
     return not hole[1].isdecimal() if hole[1] is not None else hole[2] is not None
 
 
-def has_open_holes(text: str) -> bool:
-    """Whether a text has a hole of unknown length."""
-    return any(map(has_unknown_length, HOLE.finditer(text)))
+def open_hole_names(text: str) -> list[str]:
+    """The names of the holes of unknown length in a text, in order."""
+    return [hole_name(mark) for mark in HOLE.finditer(text) if has_unknown_length(mark)]
 
 
 def most_tokens(hole: re.Match[str], length: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from adlm.canvas import Canvas, Hole, encode_canvas, encode_holes, has_open_holes, hole_between, make_canvas
+from adlm.canvas import Canvas, Hole, encode_canvas, encode_holes, hole_between, make_canvas, open_hole_names
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -331,7 +331,7 @@ class LanguageModel:
             constraints, num = settings.all_constraints, settings.num
             if constraints:
                 check_constraints(self.method, settings.sampling)
-                if self.open_id is None and any(map(has_open_holes, texts)):
+                if self.open_id is None and not self.method.causal and any(map(open_hole_names, texts)):
                     rng = _rng_of(len(texts) * num, settings.seed, rng)
                     texts, num = self._texts_of_known_length(texts, settings.constraints, rng), 1
             canvas = self.canvas(texts, constraints) if settings.canvas is None else settings.canvas
@@ -374,10 +374,10 @@ class LanguageModel:
                 "constraints",
             )
         tokenizer, constraints, holes = self.require_tokenizer(), settings.all_constraints, [*settings.holes]
-        of_text = cache(lambda text: encode_holes(text, tokenizer, self.open_id, self.config.length)[1])
+        of_text = cache(lambda text: self._encode(text, constraints)[2])
         for row, text in enumerate(texts):
             holes += [(row, replace(hole, start=canvas.starts[row] + hole.start)) for hole in of_text(text)]
-        if self.config.model.block_length:
+        if self.method.cached:
             check_between(holes, constraints, stop_at_eos=settings.sampling.stop_at_eos)
         return bind_constraints(holes, constraints, tokenizer, vocabulary_of(self.config).eos_id)
 
@@ -396,8 +396,15 @@ class LanguageModel:
 
     def _encode(self, text: str, constraints: Container[str]) -> tuple[list[int], list[int], list[Hole]]:
         """The `bos_prefix` of a text, its ids and its holes."""
-        ids, holes = encode_holes(text, self.require_tokenizer(), self.open_id, self.config.length)
-        bos, _ = vocabulary_of(self.config).row_boundaries
+        open_id, vocabulary = self.open_id, vocabulary_of(self.config)
+        bos, _ = vocabulary.row_boundaries
+        if (
+            self.method.causal
+            and vocabulary.eos_id is not None
+            and all(name in constraints for name in open_hole_names(text))
+        ):
+            open_id = self.mask_id  # a constraint ends such a hole by eos
+        ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length)
         begins_constrained = bool(holes) and holes[0].start == 0 and holes[0].name in constraints
         return bos if begins_constrained else self.bos_prefix(ids), ids, holes
 

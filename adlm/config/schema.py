@@ -512,7 +512,7 @@ class Sampling:
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
     no_repeat: CountOrZero = 0
-    """adlm, mdlm: never draw a token with which so many tokens in a row would occur a second time; 0 disables it."""
+    """Never draw a token with which so many tokens in a row would occur a second time (not sedd, d3pm); 0 never."""
     anchor_every: Count = 1
     """adlm: the anchor network runs at every k-th step of a row or block, the denoiser at all; in training too."""
     drafts: CountOrZero | None = None

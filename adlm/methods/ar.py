@@ -34,8 +34,10 @@ from adlm.methods.inputs import (
 )
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
+from adlm.sampling.constrained import NextTokens
 from adlm.sampling.frame import Ending, Frame, Row
 from adlm.sampling.left_to_right import (
+    NextTokenModel,
     NextTokenSampler,
     draw_next,
     needs_history,
@@ -60,7 +62,7 @@ class Causal:
     cached: ClassVar[bool] = True
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
-    constrained: ClassVar[bool] = False
+    constrained: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
     auto_class: ClassVar[str | None] = None
 
@@ -115,28 +117,41 @@ class Causal:
         pad: Tensor | None = None,
         holes: Sequence[ConstrainedHole] = (),
     ) -> Iterator[Frame]:
-        """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
+        """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos.
+
+        In a hole, and with `no_repeat`, each token is drawn from the model's beliefs given that.
+        """
         vocabulary, canvas = vocabulary_of(self.config), with_first_token(self.config, canvas)
         mask_id, eos_id = vocabulary.mask_id, stop_id(self.config, sampling)
 
         def write(
             canvas: Tensor, ending: Ending | None, pad: Tensor | None, holes: Sequence[ConstrainedHole] = ()
         ) -> Iterator[Frame]:
-            with self._next_token_sampler(network, sampling, *canvas.shape) as next_token:
+            constrain = NextTokens(holes, sampling.no_repeat, mask_id, pad) if holes or sampling.no_repeat else None
+            with self._next_token_sampler(network, sampling, len(canvas), canvas.shape[1], constrain) as next_token:
                 yield from sample_left_to_right(next_token, canvas, mask_id, rng, pad, ending)
 
         ending = None if eos_id is None else Ending(eos_id, canvas == mask_id)
         row = Row(self.config.length, tuple(vocabulary.row_boundaries[0]))
-        return sample_long(write, mask_id, row, canvas, ending, pad)
+        return sample_long(write, mask_id, row, canvas, ending, pad, holes)
 
     @contextmanager
     def _next_token_sampler(
-        self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int
+        self,
+        network: nn.Module | FrozenNetwork,
+        sampling: Sampling,
+        num_rows: int,
+        length: int,
+        constrain: NextTokens | None,
     ) -> Iterator[NextTokenSampler]:
         """A frozen network uses a KV cache; a network in training reads the full prefix for every token."""
         if isinstance(network, FrozenNetwork):
+            mask_id = vocabulary_of(self.config).mask_id
             with network.lend_cache(num_rows, length) as cache:
-                yield _cached_sampler(network, vocabulary_of(self.config).mask_id, cache, sampling)
+                if constrain is None:
+                    yield _cached_sampler(network, mask_id, cache, sampling)
+                else:
+                    yield sampler_from_model(_cached_model(network, mask_id, cache), sampling, constrain)
             return
         prefix: list[Tensor] = []
 
@@ -144,7 +159,7 @@ class Causal:
             prefix.append(ids)
             return self.log_beliefs(network, torch.cat(prefix, dim=1))[:, -1]
 
-        yield sampler_from_model(read_prefix, sampling)
+        yield sampler_from_model(read_prefix, sampling, constrain)
 
 
 def _cached_sampler(network: FrozenNetwork, mask_id: int, cache: KVCache, sampling: Sampling) -> NextTokenSampler:
@@ -158,6 +173,15 @@ def _cached_sampler(network: FrozenNetwork, mask_id: int, cache: KVCache, sampli
         return network.read_and(key, draw_after, ids, cache, uniforms, z if passes_history else None)
 
     return next_token
+
+
+def _cached_model(network: FrozenNetwork, mask_id: int, cache: KVCache) -> NextTokenModel:
+    """Reading is a call of its own: what follows it looks up constraints on the host."""
+
+    def log_beliefs(hidden: HiddenStates) -> Tensor:
+        return network.log_beliefs(hidden.last[:, -1], mask_id)
+
+    return lambda ids: network.read_and("next beliefs", log_beliefs, ids, cache)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
         )
     if sampling.no_repeat and not method.constrained:
         raise UserError(
-            f"sampling.no_repeat {sampling.no_repeat} is for adlm and mdlm, and this model has method {name}; use 0",
+            f"sampling.no_repeat {sampling.no_repeat} is not for models with method {name}; use 0",
             "sampling.no_repeat",
         )
     if sampler_of(sampling).anchored and not method.anchored:
@@ -131,8 +131,8 @@ def check_constraints(method: Method, sampling: Sampling) -> None:
     """A user error if the method or the sampler cannot fill constrained holes."""
     if not method.constrained:
         raise UserError(
-            f"constraints are for adlm and mdlm, and this model has method {method.config.method}; use another, such "
-            "as box",
+            f"steps of method {method.config.method} are not draws from a product of beliefs, which constraints need; "
+            "use another model, such as box",
             "constraints",
         )
     if not sampler_of(sampling).constrained:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.sampling.constrained import NextTokens
 from adlm.sampling.frame import Ending, Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_shaped, shape, symbols_of, visible_ids
@@ -23,9 +24,21 @@ The result may be overwritten by the next call.
 """
 
 
-def sampler_from_model(model: NextTokenModel, sampling: Sampling) -> NextTokenSampler:
-    """Runs the model, then draws from its beliefs."""
-    return lambda ids, z, uniforms: draw_next(model(ids), z, uniforms, sampling)
+def sampler_from_model(
+    model: NextTokenModel, sampling: Sampling, constrain: NextTokens | None = None
+) -> NextTokenSampler:
+    """Runs the model, then draws from its beliefs, given the constraints on the next token if there are any."""
+    num_read = 0
+
+    def next_token(ids: Tensor, z: Tensor, uniforms: Tensor) -> DrawnTokens:
+        nonlocal num_read
+        num_read += ids.shape[1]
+        log_beliefs = model(ids)
+        if constrain is not None:
+            log_beliefs = constrain(log_beliefs, z, torch.full((len(z),), num_read))
+        return draw_next(log_beliefs, z, uniforms, sampling)
+
+    return next_token
 
 
 def draw_next(log_beliefs: Tensor, z: Tensor | None, uniforms: Tensor, sampling: Sampling) -> DrawnTokens:

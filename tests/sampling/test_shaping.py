@@ -8,7 +8,7 @@ import torch
 from worlds import real, seeded
 
 import adlm
-from adlm.config.schema import Sampling
+from adlm.config.schema import Sampling, Schedule
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.sampling.shaping import draw_tokens, nucleus, plain_nucleus, seen_symbols, shape, top_k, without_repeats
@@ -155,11 +155,9 @@ def test_one_token_a_step_no_sequence_is_written_twice(sampler):
 
 
 def test_no_repeat_is_for_draws_from_beliefs(tiny_config):
-    method = method_of(replace(tiny_config, method="ar"))
-    with pytest.raises(
-        UserError, match=r"sampling.no_repeat 2 is for adlm and mdlm, and this model has method ar; use"
-    ):
-        method.check_run(torch.zeros(1, 4, dtype=torch.int64), Sampling("left-to-right", no_repeat=2), None)
+    method = method_of(replace(tiny_config, method="sedd", schedule=Schedule(eps=1e-3)))
+    with pytest.raises(UserError, match=r"sampling.no_repeat 2 is not for models with method sedd; use 0"):
+        method.check_run(torch.zeros(1, 4, dtype=torch.int64), Sampling("ancestral", no_repeat=2), None)
 
 
 def test_where_every_symbol_would_repeat_something_none_is_left_out():
