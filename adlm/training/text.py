@@ -151,8 +151,9 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
     for text, rows, share in zip(texts, all_rows, shares, strict=True):
         num_tokens = len(text.tokens("train"))
         if packing == "packed" and num_tokens < text_width(text.tokenizer.vocabulary, config.length):
+            of_folder = f" of {text.folder}" if len(texts) > 1 else ""
             raise UserError(
-                f"the training text of {text.folder} has {num_tokens:,} tokens, less than one row of length "
+                f"the training text{of_folder} has {num_tokens:,} tokens, less than one row of length "
                 f"{config.length}; give more text, or a smaller length"
             )
         for note in rows.notes():

@@ -41,7 +41,7 @@ MUTANTS = [
     ("diffusion/beliefs.py", "logits.shape[-1] - 1", "logits.shape[-1]"),
     ("diffusion/masking.py", "gain_t - log_right", "gain_s - log_right"),
     ("diffusion/masking.py", "(1 - alpha_s + alpha_s * mask_mass) / norm", "(1 - alpha_t + alpha_s * mask_mass) / norm"),
-    ("models/heads.py", "gradient.new_full(target.shape, -1.0)", "gradient.new_full(target.shape, 1.0)"),
+    ("models/heads.py", "scatter_add_(-1, target, -weight)", "scatter_add_(-1, target, weight)"),
     ("models/heads.py", "slice(num * chunk // chunks, num * (chunk + 1) // chunks)", "slice(num * chunk // chunks, num * (chunk + 1) // chunks - 1)"),
     ("models/heads.py", "low_bias[excluded].fill_", "low_bias[excluded - 1].fill_"),
     ("models/heads.py", "(weight != 0).flatten()", "(weight > 0.5).flatten()"),
