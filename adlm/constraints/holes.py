@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.constraints.automaton import Ints, TokenAutomaton
-from adlm.constraints.byte_automata import DEAD
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -108,7 +107,7 @@ class HoleAutomaton:
     @property
     def end_class(self) -> int:
         """The class of the end token; that of what follows it is the next one."""
-        return len(self.tokens.next[0])
+        return self.tokens.num_classes
 
     @cached_property
     def _edges(self) -> dict[bytes, Edges]:
@@ -127,11 +126,11 @@ class HoleAutomaton:
 
     def walk(self, ids: Sequence[int], state: int = 0) -> int:
         """The state after these tokens, which the automaton accepts."""
-        last = len(self.tokens.next)  # END if there is one
+        last = len(self.tokens.final)  # END if there is one
         for index in ids:
             if state == last or index == self.end_id:
                 return last
-            state = int(self.tokens.next[state, self.tokens.class_of_symbol(index)])
+            state = self.tokens.after(state, index)
         return state
 
     def allowed(self, place: int, state: int, num_symbols: int) -> Bools:
@@ -162,10 +161,9 @@ class HoleAutomaton:
 
 def _all_edges(tokens: TokenAutomaton, has_end: bool, may_end: bool = True) -> tuple[Ints, Ints, Ints]:
     """Source, class and target of all transitions."""
-    source, number = (tokens.next != DEAD).nonzero()
-    target = tokens.next[source, number]
+    source, number, target = tokens.source, tokens.number, tokens.target
     if has_end:
-        last, end_class = len(tokens.next), tokens.next.shape[1]
+        last, end_class = len(tokens.final), tokens.num_classes
         final = tokens.final.nonzero()[0] if may_end else np.zeros(0, dtype=np.int64)
         source = np.concatenate([source, final, [last]])
         number = np.concatenate([number, np.full(len(final), end_class), [end_class + 1]])
@@ -194,7 +192,7 @@ def fitted(tokens: TokenAutomaton, num_places: int, end_id: int | None = None, l
     """
     has_end = end_id is not None
     source, number, target = _all_edges(tokens, has_end)
-    too_early = number == tokens.next.shape[1]  # the end token
+    too_early = number == tokens.num_classes  # the end token
     final = np.append(tokens.final, True) if has_end else tokens.final
     reached, ends = [np.arange(len(final)) == 0], [final]
 
