@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm.constraints.automaton import Ints, TokenAutomaton
 
@@ -65,19 +67,10 @@ class Edges:
     target: Ints
     """(E,), the state after it."""
     num_states: int
-    num_classes: int
 
     @cached_property
     def by_source(self) -> Groups:
         return Groups.of(self.source, self.num_states)
-
-    @cached_property
-    def by_number(self) -> Groups:
-        return Groups.of(self.number, self.num_classes)
-
-    @cached_property
-    def by_target(self) -> Groups:
-        return Groups.of(self.target, self.num_states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,19 +103,22 @@ class HoleAutomaton:
         return self.tokens.num_classes
 
     @cached_property
-    def _edges(self) -> dict[bytes, Edges]:
+    def _edges(self) -> dict[int | bytes, Edges]:
+        """By place, and by what decides them: those of many places are the same."""
         return {}
 
     def edges(self, place: int) -> Edges:
-        """The transitions of a place. Those of many places are the same."""
-        may_end = self.end_id is not None and place >= self.least
-        before, after = self.alive[place], self.alive[place + 1]
-        key = b"%d" % may_end + before.tobytes() + after.tobytes()
-        if key not in self._edges:
-            source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
-            kept = before[source] & after[target]
-            self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1], self.num_classes)
-        return self._edges[key]
+        """The transitions of a place."""
+        if place not in self._edges:
+            may_end = self.end_id is not None and place >= self.least
+            before, after = self.alive[place], self.alive[place + 1]
+            key = b"%d" % may_end + before.tobytes() + after.tobytes()
+            if key not in self._edges:
+                source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
+                kept = before[source] & after[target]
+                self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1])
+            self._edges[place] = self._edges[key]
+        return self._edges[place]
 
     def walk(self, ids: Sequence[int], state: int = 0) -> int:
         """The state after these tokens, which the automaton accepts."""
@@ -142,13 +138,13 @@ class HoleAutomaton:
         return found[self.classes(num_symbols)]  # -1 is the last one, which is never allowed
 
     @cached_property
-    def columns(self) -> tuple[Ints, Groups]:
+    def columns(self) -> tuple[Tensor, Groups]:
         """The tokens, those of one class after those of another, and where classes begin."""
         tokens, class_of = self.tokens.tokens, self.tokens.class_of
         if self.end_id is not None:
             tokens, class_of = np.append(tokens, self.end_id), np.append(class_of, self.end_class)
         groups = Groups.of(class_of, self.num_classes)
-        return tokens[groups.order], groups
+        return torch.from_numpy(tokens[groups.order]), groups
 
     def classes(self, num_symbols: int) -> Ints:
         """(V,), the class of every symbol; -1 at those that it never accepts."""
