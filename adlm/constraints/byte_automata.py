@@ -80,14 +80,14 @@ def minimised(
     first_label = (shortest + 1) * (len(table) + 1) + _longest(table, work) + 1
     table = np.where(table == DEAD, len(alive), table)  # one more state, of label 0
     label, num_labels = np.append(np.where(alive, first_label, 0), 0), 0
-    factors = _mixed(np.arange(table.shape[1])) | np.uint64(1)
+    factors = mixed(np.arange(table.shape[1])) | np.uint64(1)
     size = len(table) * (table.shape[1] + 16)
     for _ in range(max(1, min(MAX_REFINEMENT, work.left * REFINED_A_STEP) // size)):
         work.left -= size // REFINED_A_STEP
-        mixed = _mixed(label)
-        signature = mixed[:-1].copy()
+        hashes = mixed(label)
+        signature = hashes[:-1].copy()
         for number, factor in enumerate(factors):
-            signature += mixed[table[:, number]] * factor
+            signature += hashes[table[:, number]] * factor
         found, first, new = np.unique(signature[alive], return_index=True, return_inverse=True)
         label[:-1][alive] = new + 1
         if len(found) == num_labels:
@@ -105,7 +105,7 @@ def minimised(
     return ByteAutomaton(numbers[table[first]][:, class_of], final[first])
 
 
-def _mixed(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+def mixed(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     """64 random-looking bits of each number (splitmix64)."""
     x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

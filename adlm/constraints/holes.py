@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm.constraints.automaton import Ints, TokenAutomaton
-from adlm.constraints.byte_automata import DEAD
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -66,19 +67,10 @@ class Edges:
     target: Ints
     """(E,), the state after it."""
     num_states: int
-    num_classes: int
 
     @cached_property
     def by_source(self) -> Groups:
         return Groups.of(self.source, self.num_states)
-
-    @cached_property
-    def by_number(self) -> Groups:
-        return Groups.of(self.number, self.num_classes)
-
-    @cached_property
-    def by_target(self) -> Groups:
-        return Groups.of(self.target, self.num_states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,30 +100,33 @@ class HoleAutomaton:
     @property
     def end_class(self) -> int:
         """The class of the end token; that of what follows it is the next one."""
-        return len(self.tokens.next[0])
+        return self.tokens.num_classes
 
     @cached_property
-    def _edges(self) -> dict[bytes, Edges]:
+    def _edges(self) -> dict[int | bytes, Edges]:
+        """By place, and by what decides them: those of many places are the same."""
         return {}
 
     def edges(self, place: int) -> Edges:
-        """The transitions of a place. Those of many places are the same."""
-        may_end = self.end_id is not None and place >= self.least
-        before, after = self.alive[place], self.alive[place + 1]
-        key = b"%d" % may_end + before.tobytes() + after.tobytes()
-        if key not in self._edges:
-            source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
-            kept = before[source] & after[target]
-            self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1], self.num_classes)
-        return self._edges[key]
+        """The transitions of a place."""
+        if place not in self._edges:
+            may_end = self.end_id is not None and place >= self.least
+            before, after = self.alive[place], self.alive[place + 1]
+            key = b"%d" % may_end + before.tobytes() + after.tobytes()
+            if key not in self._edges:
+                source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
+                kept = before[source] & after[target]
+                self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1])
+            self._edges[place] = self._edges[key]
+        return self._edges[place]
 
     def walk(self, ids: Sequence[int], state: int = 0) -> int:
         """The state after these tokens, which the automaton accepts."""
-        last = len(self.tokens.next)  # END if there is one
+        last = len(self.tokens.final)  # END if there is one
         for index in ids:
             if state == last or index == self.end_id:
                 return last
-            state = int(self.tokens.next[state, self.tokens.class_of_symbol(index)])
+            state = self.tokens.after(state, index)
         return state
 
     def allowed(self, place: int, state: int, num_symbols: int) -> Bools:
@@ -143,13 +138,13 @@ class HoleAutomaton:
         return found[self.classes(num_symbols)]  # -1 is the last one, which is never allowed
 
     @cached_property
-    def columns(self) -> tuple[Ints, Groups]:
+    def columns(self) -> tuple[Tensor, Groups]:
         """The tokens, those of one class after those of another, and where classes begin."""
         tokens, class_of = self.tokens.tokens, self.tokens.class_of
         if self.end_id is not None:
             tokens, class_of = np.append(tokens, self.end_id), np.append(class_of, self.end_class)
         groups = Groups.of(class_of, self.num_classes)
-        return tokens[groups.order], groups
+        return torch.from_numpy(tokens[groups.order]), groups
 
     def classes(self, num_symbols: int) -> Ints:
         """(V,), the class of every symbol; -1 at those that it never accepts."""
@@ -162,10 +157,9 @@ class HoleAutomaton:
 
 def _all_edges(tokens: TokenAutomaton, has_end: bool, may_end: bool = True) -> tuple[Ints, Ints, Ints]:
     """Source, class and target of all transitions."""
-    source, number = (tokens.next != DEAD).nonzero()
-    target = tokens.next[source, number]
+    source, number, target = tokens.source, tokens.number, tokens.target
     if has_end:
-        last, end_class = len(tokens.next), tokens.next.shape[1]
+        last, end_class = len(tokens.final), tokens.num_classes
         final = tokens.final.nonzero()[0] if may_end else np.zeros(0, dtype=np.int64)
         source = np.concatenate([source, final, [last]])
         number = np.concatenate([number, np.full(len(final), end_class), [end_class + 1]])
@@ -194,7 +188,7 @@ def fitted(tokens: TokenAutomaton, num_places: int, end_id: int | None = None, l
     """
     has_end = end_id is not None
     source, number, target = _all_edges(tokens, has_end)
-    too_early = number == tokens.next.shape[1]  # the end token
+    too_early = number == tokens.num_classes  # the end token
     final = np.append(tokens.final, True) if has_end else tokens.final
     reached, ends = [np.arange(len(final)) == 0], [final]
 

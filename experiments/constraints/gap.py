@@ -203,7 +203,8 @@ def check(kind: str, num: int) -> None:
     from scipy.stats import chi2
 
     from adlm.config.schema import Sampling
-    from adlm.constraints.automaton import ConstrainedHole, compile_tokens, pieces_of
+    from adlm.constraints.automaton import compile_tokens, pieces_of
+    from adlm.constraints.holes import ConstrainedHole, fitted
     from adlm.constraints.patterns import byte_automaton
     from adlm.diffusion.schedules import LogLinear
     from adlm.sampling.frame import Row, SamplingRun, last_frame
@@ -222,7 +223,7 @@ def check(kind: str, num: int) -> None:
     pieces = pieces_of({index: word.encode() for index, word in enumerate(WORDS)})
     pattern = CONSTRAINTS["exactly one c"]
     sampler = Sampler(chain(kind), pattern)
-    automaton = compile_tokens(byte_automaton(pattern), pieces, pattern).of_length(LENGTH)
+    automaton = fitted(compile_tokens(byte_automaton(pattern), pieces, pattern), LENGTH)
     assert automaton is not None
     settings = {
         "ancestral T=4": Sampling("ancestral", steps=4, final="draw"),
@@ -239,7 +240,7 @@ def check(kind: str, num: int) -> None:
             sampling,
             RowRng(0, range(num)),
             row=Row(LENGTH),
-            holes=tuple(ConstrainedHole(row, 0, automaton) for row in range(num)),
+            holes=tuple(ConstrainedHole(row, (0,), automaton) for row in range(num)),
         )
         drawn = last_frame(sampler_of(sampling).sample(run)).ids.tolist()
         counts = defaultdict(int)

@@ -11,9 +11,11 @@ from adlm import Characters, Choices, JsonSchema, Regex, Words
 from adlm.bases.named import find_named_base
 from adlm.canvas import Hole, encode_holes
 from adlm.constraints import automaton
-from adlm.constraints.automaton import token_automaton
+from adlm.constraints.automaton import compile_tokens, pieces_of, token_automaton
 from adlm.constraints.binding import hole_automaton
+from adlm.constraints.byte_automata import DEAD
 from adlm.constraints.holes import fitted
+from adlm.constraints.patterns import byte_automaton
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer
 
@@ -39,9 +41,12 @@ def random_ids(hole, rng):
 def accepts(tokens, ids):
     state = 0
     for index in ids:
-        column = np.flatnonzero(tokens.tokens == index)
-        state = tokens.next[state, tokens.class_of[column[0]]] if len(column) and state >= 0 else -1
-    return state >= 0 and bool(tokens.final[state])
+        numbers = tokens.class_of[tokens.tokens == index]
+        found = tokens.target[(tokens.source == state) & np.isin(tokens.number, numbers)]
+        if not len(found):
+            return False
+        (state,) = found
+    return bool(tokens.final[state])
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -97,9 +102,47 @@ def test_an_infeasible_hole_is_refused_with_the_lengths_that_are_feasible(tokeni
 
 def test_a_token_automaton_is_bounded_and_cached(tokenizer, monkeypatch):
     assert token_automaton("abc", tokenizer) is token_automaton("abc", tokenizer)
-    monkeypatch.setattr(automaton, "MAX_CELLS", 5 * tokenizer.vocabulary.size)
-    with pytest.raises(UserError, match=r"needs \d+ states or more, and at most 5 are allowed with 4,094 tokens"):
+    monkeypatch.setattr(automaton, "MAX_SPELLED", 40)
+    with pytest.raises(UserError, match="needs more than 40 transitions between its states with the 4,094 tokens"):
         token_automaton("[a-c]{30}", tokenizer)
+
+
+def plain_compile(automaton, pieces):
+    """The transitions (state, token) -> state and the final states, by a loop over tokens and their bytes."""
+    numbers, found, final = {0: 0}, {}, []
+    for state in (todo := [0]):
+        final.append(bool(automaton.final[state]))
+        for index, piece in pieces.items():
+            after = state
+            for byte in piece:
+                after = int(automaton.next[after, byte]) if after != DEAD else DEAD
+            if after != DEAD:
+                if after not in numbers:
+                    numbers[after] = len(numbers)
+                    todo.append(after)
+                found[state, index] = after
+    return found, {state for state, is_final in zip(todo, final, strict=True) if is_final}
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, "a", "(?:ab|ba|abab){1,3}", r"[\s\S]{1,2}", r"[^\x00-\U0010ffff]"])
+def test_compiling_is_the_same_as_following_every_token_byte_by_byte(pattern):
+    pieces = dict(enumerate([b"a", b"ab", b"b", b"\xc3", b"\xa9", b"ba", b"1", b"19", b"-", b'"a', b"yes", b" ", b"A"]))
+    of_bytes = byte_automaton(Regex(pattern))
+    tokens, (found, final) = compile_tokens(of_bytes, pieces_of(pieces), pattern), plain_compile(of_bytes, pieces)
+    numbers = {0: 0}  # of a state of the plain automaton, the state here
+    assert [*tokens.tokens] == sorted({index for _, index in found})
+    for state, index in found:
+        after = tokens.after(numbers[state], index)
+        assert numbers.setdefault(found[state, index], after) == after
+    assert len({*numbers.values()}) == len(numbers) == len(tokens.final)
+    assert {numbers[state] for state in final} == {*np.flatnonzero(tokens.final)}
+    in_class = np.bincount(tokens.class_of, minlength=tokens.num_classes)
+    assert in_class[tokens.number].sum() == len(found)
+    columns = {
+        frozenset((state, found[state, index]) for state in numbers if (state, index) in found): index
+        for index in tokens.tokens.tolist()
+    }
+    assert len(columns) == tokens.num_classes
 
 
 def test_a_tokenizer_whose_tokens_depend_on_neighbours_is_refused():

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from worlds import seeded
@@ -140,6 +141,35 @@ def test_beliefs_that_underflow_as_products_are_conditioned_all_the_same():
     assert (tokens.tolist(), chance.tolist()) == ([3] * 4, [1.0] * 4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_masses_by_products_are_those_by_logarithms(pattern, kind):
+    hole = hole_of(pattern, **kind)
+    edges, last = [hole.edges(place) for place in range(PLACES)], np.where(hole.alive[-1], 0.0, -np.inf)
+    class_beliefs = np.random.default_rng(0).normal(0, 30, (PLACES, hole.num_classes))
+    class_beliefs[1, 1:] = -np.inf
+    expected = conditioning.plain_log_masses(edges, class_beliefs, last)
+    found = conditioning.log_masses(edges, class_beliefs, last)
+    assert found is None or found == pytest.approx(expected, rel=1e-13)
+    assert (found is None) == np.isneginf(expected).all(axis=1).any()
+    if hole.num_classes > 1:
+        assert conditioning.log_masses(edges, class_beliefs * 100, last) is None
+
+
+def test_a_state_whose_mass_is_too_small_for_a_double_is_not_lost():
+    """Seven places each of which is e^-100 of the most: e^-700 for all of them."""
+    places = 9
+    hole = hole_of("c*|b" + "a" * (places - 1), places)
+    log_beliefs = torch.full((places, MASK + 1), -torch.inf, dtype=torch.float64)
+    log_beliefs[:, 0], log_beliefs[:, 3] = -100.0, 0.0
+    log_beliefs[0, 1], log_beliefs[0, 3] = 0.0, -2000.0
+    given = condition(log_beliefs, hole, torch.tensor([MASK] * places), MASK)
+    assert given.log_mass == pytest.approx(-800.0)
+    marginals = given.log_marginals
+    assert marginals[0, 1] == pytest.approx(0.0, abs=1e-12)
+    assert marginals[1:, 0] == pytest.approx(0.0, abs=1e-12)
+
+
 def test_without_a_constraint_the_beliefs_are_the_marginals():
     log_beliefs = random_log_beliefs(PLACES)[:, :END].log_softmax(dim=-1)
     given = condition(log_beliefs, hole_of("[abc]*"), torch.tensor([MASK] * PLACES), MASK)
@@ -162,7 +192,7 @@ def test_a_class_is_drawn_with_its_probability_and_what_is_left_is_uniform():
 def test_sums_of_classes_are_the_same_on_other_devices(monkeypatch):
     """The form for a GPU, on a CPU."""
     log_beliefs, hole = random_log_beliefs(3), hole_of("a*b*c?", end_id=END)
+    log_beliefs[1, 2] = -500.0  # added up in another way
     expected = conditioning.class_sums(hole, log_beliefs)
-    found = conditioning.scattered_class_sums(hole, log_beliefs)
-    for own, other in zip(expected, found, strict=True):
-        assert own == pytest.approx(other, abs=1e-12)
+    assert expected == pytest.approx(conditioning.scattered_class_sums(hole, log_beliefs), abs=1e-12)
+    assert expected.min() < -400

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from adlm.apps.server.bodies import ApiError, ConstraintFields, TextConstraint
-from adlm.constraints.byte_automata import DEAD
 from adlm.constraints.expressions import OPTION
 from adlm.constraints.holes import ConstrainedHole
 from adlm.constraints.json_schema import SIMPLE_TYPES, STRING_CHARACTER
@@ -134,8 +133,9 @@ def _schema(name: str, value: dict[str, Any] | str) -> dict[str, Any]:
 def check_transitions(holes: Sequence[ConstrainedHole], places_a_step: int | None) -> None:
     """A user error if a step would take too long. `places_a_step` are the places that one looks at, None all."""
     for hole in holes:
-        following = hole.automaton.tokens.next != DEAD
-        of_place = hole.automaton.alive[:-1, : len(following)] @ following.sum(axis=1)
+        tokens = hole.automaton.tokens
+        following = np.bincount(tokens.source, minlength=len(tokens.final))
+        of_place = hole.automaton.alive[:-1, : len(following)] @ following
         num = int(np.sort(of_place)[-(places_a_step or len(of_place)) :].sum())
         if num > MAX_TRANSITIONS:
             raise UserError(

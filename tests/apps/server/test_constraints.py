@@ -295,7 +295,7 @@ def test_two_threads_that_compile_the_same_constraint_get_the_same_automaton(ser
     token_automaton.cache_clear()
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: token_automaton(pattern, tokenizer), range(4)))
-    assert all((each.next == found[0].next).all() and (each.tokens == found[0].tokens).all() for each in found)
+    assert all((each.target == found[0].target).all() and (each.tokens == found[0].tokens).all() for each in found)
 
 
 def test_a_constraint_that_makes_every_step_slow_is_refused(address, monkeypatch):
