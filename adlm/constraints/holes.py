@@ -179,6 +179,13 @@ class ConstrainedHole:
     automaton: HoleAutomaton
     name: str = ""
 
+    def ids(self, row: Tensor, mask_id: int) -> Tensor:
+        """(P,), the tokens of its places on a row (L,), masks where no hole of the name has one."""
+        num_places = min(self.automaton.num_places, len(row) - max(self.starts))
+        ids = row[torch.tensor(self.starts)[:, None] + torch.arange(num_places)]
+        is_masked = (ids == mask_id).all(dim=0)
+        return ids.masked_fill(ids == mask_id, -1).amax(dim=0).masked_fill(is_masked, mask_id)
+
 
 @lru_cache(maxsize=256)
 def fitted(tokens: TokenAutomaton, num_places: int, end_id: int | None = None, least: int = 0) -> HoleAutomaton | None:

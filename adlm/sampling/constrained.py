@@ -134,18 +134,16 @@ def _hole_step(
 ) -> HoleStep | None:
     """`row` (L,) and the positions in it to draw, which are `index_of` of all, on the host."""
     length, starts = z.shape[1], torch.tensor(hole.starts)[:, None]
-    num_places = min(hole.automaton.num_places, length - min(hole.starts))
     place = positions - starts  # (holes of the name, n)
-    copy, index = ((place >= 0) & (place < num_places)).nonzero().unbind(1)
+    copy, index = ((place >= 0) & (place < hole.automaton.num_places)).nonzero().unbind(1)
     if len(index) == 0:
         return None
-    ids = row[starts + torch.arange(num_places)]  # (holes of the name, P)
-    is_masked = (ids == run.mask_id).all(dim=0)
-    known = ids.masked_fill(ids == run.mask_id, -1).amax(dim=0)
+    ids = hole.ids(row, run.mask_id)
+    is_masked = ids == run.mask_id
     at_masks = (hole.row * length + starts + is_masked.nonzero()[:, 0]).to(z.device)
     log_beliefs = output.log_beliefs(at_masks.flatten())
     log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
-    seen, conditioned, ids = None, None, known.masked_fill(is_masked, run.mask_id)
+    seen, conditioned = None, None
     if run.sampling.repetition_penalty > 1:
         seen = seen_symbols(visible_ids(z, run.pad), at_masks[0], log_beliefs.shape[1])
     if is_masked.any():

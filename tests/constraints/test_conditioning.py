@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from forced_draws import every_outcome
 from worlds import seeded
 
 from adlm.constraints import conditioning
@@ -78,26 +79,15 @@ def test_mass_marginals_and_likeliest_sequence_are_those_of_the_list(pattern, ki
 
 def drawn(given, revealed, monkeypatch):
     """The distribution of the revealed tokens, and that their chances say. Every choice is forced in turn."""
-    found, chances, scripts = {}, {}, [()]
-    while scripts:
-        script, taken, chance = scripts.pop(), [], 1.0
+    where = torch.tensor([place in revealed for place in given.masked.tolist()])
 
-        def choose(weights):
-            nonlocal chance
-            options = [index for index, weight in enumerate(weights.tolist()) if weight]
-            if len(taken) < len(script):  # noqa: B023
-                index = script[len(taken)]  # noqa: B023
-            else:
-                index = options[0]
-                scripts.extend((*taken, other) for other in options[1:])  # noqa: B023
-            taken.append(index)  # noqa: B023
-            chance *= float(weights[index] / weights.sum())
-            return index
-
+    def draw(choose):
         monkeypatch.setattr(conditioning, "draw_class", lambda weights, uniform: (choose(weights), 0.5))
-        where = torch.tensor([place in revealed for place in given.masked.tolist()])
         in_class = lambda weights, uniforms: torch.tensor([choose(row) for row in weights])  # noqa: E731
-        tokens, own = given.draw(where, torch.zeros(len(revealed)), in_class)
+        return given.draw(where, torch.zeros(len(revealed)), in_class)
+
+    found, chances = {}, {}
+    for (tokens, own), chance in every_outcome(draw):
         key = tuple(tokens.tolist())
         found[key] = found.get(key, 0.0) + chance
         chances[key] = chances.get(key, 0.0) + float(own.prod())

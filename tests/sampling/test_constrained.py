@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from forced_draws import every_outcome
 from worlds import Table, TableOutput, World
 
 from adlm.config.schema import Sampling
@@ -62,28 +63,17 @@ def frames_of(run):
     return list(sampler_of(run.sampling).sample(run))
 
 
-def every_outcome(sampling, monkeypatch):
+def texts_and_frames(sampling, monkeypatch):
     """The exact distribution of final texts for the positions that SEED draws, and the frames of one outcome."""
-    texts, scripts, frames = defaultdict(float), [()], None
-    while scripts:
-        script, taken, chance = scripts.pop(), [], 1.0
 
-        def choose(weights):
-            nonlocal chance
-            options = [index for index, weight in enumerate(weights.tolist()) if weight]
-            if len(taken) < len(script):  # noqa: B023
-                index = script[len(taken)]  # noqa: B023
-            else:
-                index = options[0]
-                scripts.extend((*taken, other) for other in options[1:])  # noqa: B023
-            taken.append(index)  # noqa: B023
-            chance *= float(weights[index] / weights.sum())
-            return index
-
+    def draw(choose):
         monkeypatch.setattr(conditioning, "draw_class", lambda weights, uniform: (choose(weights), 0.5))
         in_class = lambda weights, uniforms: torch.tensor([choose(row) for row in weights])  # noqa: E731
         monkeypatch.setattr(constrained, "categorical", in_class)
-        frames = frames_of(run_of(sampling))
+        return frames_of(run_of(sampling))
+
+    texts, frames = defaultdict(float), None
+    for frames, chance in every_outcome(draw):
         texts[tuple(frames[-1].ids[0].tolist())] += chance
     return texts, frames
 
@@ -157,7 +147,7 @@ BY_POSITION = [
 
 @pytest.mark.parametrize("sampling", BY_POSITION, ids=lambda s: f"{s.sampler}-{s.temperature}-{s.top_k}")
 def test_each_step_draws_from_the_product_of_beliefs_given_the_constraint(sampling, monkeypatch):
-    found, frames = every_outcome(sampling, monkeypatch)
+    found, frames = texts_and_frames(sampling, monkeypatch)
     assert {*found} <= {*TEXTS}
     remasks = SAMPLERS[sampling.sampler].remasks and sampling.sampler != "remdm-conf"
     assert any(frame.remasked.any() for frame in frames) == remasks
@@ -199,7 +189,7 @@ def test_orders_use_conditioned_marginals(sampler, monkeypatch):
             recurse(after, step + 1, weight * share)
 
     recurse((MASK,) * LENGTH, 0, 1.0)
-    assert_same(every_outcome(sampling, monkeypatch)[0], expected)
+    assert_same(texts_and_frames(sampling, monkeypatch)[0], expected)
 
 
 def test_every_sampler_that_is_constrained_is_tested_here():

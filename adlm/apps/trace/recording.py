@@ -159,23 +159,19 @@ def constrain(predictions: Predictions, read: Tensor, hole: ConstrainedHole, mas
     same tokens.
     """
     row_of = {position: row for row, position in enumerate(predictions.positions)}
-    num_places = min(hole.automaton.num_places, len(read) - max(hole.starts))
-    starts = torch.tensor(hole.starts)[:, None]
-    ids = read.cpu()[starts + torch.arange(num_places)]  # (holes of the name, P)
-    is_masked = (ids == mask_id).all(dim=0).tolist()
+    ids = hole.ids(read.cpu(), mask_id)
+    is_masked = (ids == mask_id).tolist()
     places = list(
         takewhile(
             lambda place: not is_masked[place] or all(start + place in row_of for start in hole.starts),
-            range(num_places),
+            range(len(ids)),
         )
     )
     masks = [place for place in places if is_masked[place]]
     if not masks:
         return None
     rows = torch.tensor([[row_of[start + place] for place in masks] for start in hole.starts])
-    known = ids.masked_fill(ids == mask_id, -1).amax(dim=0)
-    known = known.masked_fill(torch.tensor(is_masked), mask_id)[: len(places)]
-    conditioned = condition(predictions.denoiser[rows].sum(dim=0), hole.automaton, known, mask_id)
+    conditioned = condition(predictions.denoiser[rows].sum(dim=0), hole.automaton, ids[: len(places)], mask_id)
     found: dict[int, Guesses] = {}
     for start in hole.starts:
         positions = tuple(start + place for place in masks)
