@@ -11,7 +11,7 @@ state from every state form a class, and all work after compiling is in transiti
 Shapes: K tokens that some accepted sequence has, C classes of tokens, S states, E transitions, N tokens of a tokenizer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -26,8 +26,8 @@ from adlm.constraints.patterns import byte_automaton
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
-MAX_SPELLED = 2**23
-"""Transitions by spellings: about 50 bytes each while they are sorted."""
+MAX_SPELLED = 2**24
+"""Transitions by spellings, three or four seconds."""
 STATES_AT_ONCE = 32
 MAX_CACHED = 64
 """Automata kept in memory."""
@@ -142,14 +142,13 @@ class _Level:
     """The number of the spelling that ends at each, or -1."""
 
 
-def _tree(classes: NDArray[np.int64], num_longer: tuple[int, ...], num_classes: int) -> tuple[list[_Level], Ints]:
+def _tree(classes: Ints, num_longer: Sequence[int], num_classes: int) -> tuple[list[_Level], Ints]:
     """The tree of the spellings of tokens whose bytes have classes (N, longest), and (N,) the spelling of each."""
     levels, spelling_of, num_spellings = [], np.zeros(len(classes), dtype=np.int64), 0
     node, num_parents = np.zeros(len(classes), dtype=np.int64), 1
     for place, (num, num_longer_still) in enumerate(zip(num_longer, (*num_longer[1:], 0), strict=True)):
         codes, node = np.unique(node[:num] * num_classes + classes[:num, place], return_inverse=True)
-        ends = node[num_longer_still:]
-        here, index = np.unique(ends, return_inverse=True)
+        here, index = np.unique(node[num_longer_still:], return_inverse=True)
         spelling = np.full(len(codes), -1)
         spelling[here] = num_spellings + np.arange(len(here))
         spelling_of[num_longer_still:num] = num_spellings + index
@@ -178,61 +177,72 @@ def _transitions(table: NDArray[np.int32], levels: list[_Level], states: Ints) -
 
 
 def compile_tokens(automaton: ByteAutomaton, pieces: Pieces, constraint: object) -> TokenAutomaton:
-    """The token automaton of a byte automaton: its states are those byte states that tokens lead to."""
+    """The token automaton of a byte automaton: its states are those byte states that tokens lead to.
+
+    The first walk finds these, and two 64-bit hashes of the transitions of every spelling. The second one follows one
+    spelling of each class.
+    """
     table, byte_class = byte_classes(automaton.next)
-    levels, spelling_of = _tree(byte_class[pieces.bytes], pieces.num_longer, table.shape[1])
-    states, is_known, num_done, num_found = [0], np.arange(len(table)) == 0, 0, 0
-    parts: list[tuple[Ints, Ints, Ints]] = [(np.zeros(0, dtype=np.int64),) * 3]
-    while num_done < len(states):
-        some = np.array(states[num_done : num_done + STATES_AT_ONCE])
-        num_done += len(some)
-        is_reached = np.zeros(len(table), dtype=bool)
-        for part in _transitions(table, levels, some):
-            num_found += len(part[0])
-            if num_found > MAX_SPELLED:
-                raise UserError(
-                    f"the constraint {constraint!r:.60} needs more than {MAX_SPELLED:,} transitions between its "
-                    f"states with the {len(pieces.ids):,} tokens of this tokenizer; give it fewer repetitions and "
-                    "choices",
-                    OPTION,
-                )
-            parts.append(part)
-            is_reached[part[2]] = True
-        new = (is_reached & ~is_known).nonzero()[0]
-        is_known[new] = True
-        states += new.tolist()
+    classes = byte_class[pieces.bytes]
+    levels, spelling_of = _tree(classes, pieces.num_longer, table.shape[1])
+    states, hashes = _states_and_hashes(table, levels, int(spelling_of.max(initial=-1)) + 1)
+    if states is None:
+        raise UserError(
+            f"the constraint {constraint!r:.60} needs more than {MAX_SPELLED:,} transitions between its states with "
+            f"the {len(pieces.ids):,} tokens of this tokenizer; give it fewer repetitions and choices",
+            OPTION,
+        )
+    tokens = (hashes[0] | hashes[1])[spelling_of].nonzero()[0]
+    _, first, class_of = np.unique(hashes[:, spelling_of[tokens]], axis=1, return_index=True, return_inverse=True)
+    class_of, first = class_of.ravel(), np.sort(first)  # the longest first, as before
+
+    num_longer = np.searchsorted(tokens[first], pieces.num_longer).tolist()
+    levels, order = _tree(classes[tokens[first]], num_longer, table.shape[1])
+    class_of_spelling = np.zeros_like(first)
+    class_of_spelling[order] = class_of[first]
+    parts = [np.stack(part) for some in _batches(states) for part in _transitions(table, levels, some)]
+    source, spelling, target = np.concatenate([np.zeros((3, 0), dtype=np.int64), *parts], axis=1)
     number_of = np.full(len(table), DEAD)
     number_of[states] = np.arange(len(states))
-    source, spelling, target = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return _with_classes(
-        number_of[source], spelling, number_of[target], automaton.final[states], pieces.ids, spelling_of
+    source, number, target = number_of[source], class_of_spelling[spelling], number_of[target]
+    order, ascending = np.lexsort((number, source)), np.argsort(pieces.ids[tokens])
+    return TokenAutomaton(
+        pieces.ids[tokens[ascending]],
+        class_of[ascending],
+        source[order],
+        number[order],
+        target[order],
+        automaton.final[states],
     )
 
 
-def _with_classes(
-    source: Ints, spelling: Ints, target: Ints, final: NDArray[np.bool_], ids: Ints, spelling_of: Ints
-) -> TokenAutomaton:
-    """The automaton of transitions by spellings: spellings with the same transitions are one class.
+def _states_and_hashes(
+    table: NDArray[np.int32], levels: list[_Level], num_spellings: int
+) -> tuple[list[int] | None, NDArray[np.uint64]]:
+    """The states that tokens lead to, and (2, spellings) hashes of the transitions of each spelling, 0 without any; no
+    states if there are too many transitions."""
+    states, is_known, num_found = [0], np.arange(len(table)) == 0, 0
+    hashes = np.zeros((2, num_spellings), dtype=np.uint64)
+    for some in _batches(states):
+        is_reached = np.zeros(len(table), dtype=bool)
+        for source, spelling, target in _transitions(table, levels, some):
+            num_found += len(source)
+            if num_found > MAX_SPELLED:
+                return None, hashes
+            pairs = mixed(source * len(table) + target)
+            np.add.at(hashes[0], spelling, pairs)
+            np.add.at(hashes[1], spelling, pairs * pairs)
+            is_reached[target] = True
+        new = (is_reached & ~is_known).nonzero()[0]
+        is_known[new] = True
+        states += new.tolist()
+    return states, hashes
 
-    They are found by 64-bit hashes, and compared exactly.
-    """
-    order = np.lexsort((source, spelling))
-    source, spelling, target = source[order], spelling[order], target[order]
-    pairs = source * len(final) + target
-    found, starts, counts = np.unique(spelling, return_index=True, return_counts=True)
-    sums = np.add.reduceat(mixed(pairs), starts) if len(found) else np.zeros(0, dtype=np.uint64)
-    _, first, class_of = np.unique(sums, return_index=True, return_inverse=True)
-    like = first[class_of]
-    assert (counts == counts[like]).all()
-    assert (pairs == pairs[np.repeat(starts[like] - starts, counts) + np.arange(len(pairs))]).all()
-    number_of = np.full(int(spelling_of.max(initial=-1)) + 1, DEAD)
-    number_of[found] = class_of
-    of_token = number_of[spelling_of]
-    tokens = (of_token != DEAD).nonzero()[0]
-    tokens = tokens[np.argsort(ids[tokens])]
-    is_first = np.zeros(len(found), dtype=bool)
-    is_first[first] = True
-    kept = np.repeat(is_first, counts).nonzero()[0]
-    number = number_of[spelling[kept]]
-    kept, number = (each[np.lexsort((number, source[kept]))] for each in (kept, number))
-    return TokenAutomaton(ids[tokens], of_token[tokens], source[kept], number, target[kept], final)
+
+def _batches(states: Sequence[int]) -> Iterator[Ints]:
+    """The states, some at once; more may be added meanwhile."""
+    done = 0
+    while done < len(states):
+        some = states[done : done + STATES_AT_ONCE]
+        done += len(some)
+        yield np.array(some)
