@@ -147,8 +147,9 @@ def _not_measured(config: Config) -> list[str]:
         option
         for option, is_set in (
             (f"method {config.method}", config.method in ("sedd", "d3pm")),
-            (f"model.family {model.family}", model.family != "published"),
-            ("model.block_length", model.block_length > 0),
+            ("model.family gpt2", model.family == "gpt2"),
+            ("the speed of model.family llama", model.family == "llama"),
+            ("the speed of model.block_length", model.block_length > 0),
             ("model.memory", model.memory),
             ("rates.rule", config.rates.rule != "none"),
             ("train.lora_rank", train.lora_rank > 0),
@@ -193,9 +194,9 @@ def _format_checks(found: "Sequence[Check]") -> str:
     """A table in Markdown, as in docs/plan.md."""
     lines = ["| config | GiB, measured | planned | tokens/s, measured | planned |", "|---|---|---|---|---|"]
     for check in found:
-        measured, speed = check.measurement, "| |"
+        measured, speed = check.measurement, "| | |"
         if measured.tokens_per_second is not None and check.speed_error is not None:
-            planned = f"{check.tokens_per_second / 1e3:,.0f}k ({check.speed_error:+.0%})"
+            planned = f"{check.tokens_per_second / 1e3:,.0f}k ({check.speed_error:+.1%})"
             speed = f"| {measured.tokens_per_second / 1e3:,.0f}k | {planned} |"
-        lines.append(f"| `{measured.words}` | {measured.gib:.1f} | {check.gib:.1f} ({check.memory_error:+.0%}) {speed}")
+        lines.append(f"| `{measured.words}` | {measured.gib:.1f} | {check.gib:.1f} ({check.memory_error:+.1%}) {speed}")
     return "\n".join(lines)

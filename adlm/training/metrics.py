@@ -304,10 +304,15 @@ def training_flops(method: Method, network: nn.Module) -> float:
     config, blocks = method.config, blocks_of(network)
     matrices = [weight for block in blocks for name, weight in block.named_parameters() if is_matrix(name, weight)]
     products = sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in matrices)
-    places = 2 if config.model.block_length else 1  # block-causal networks read two copies of a row
+    places = places_per_token(config)
     attention = 14 * len(blocks) * config.length * places * config.model.hidden
     head = 6 * vocabulary_of(config).size * config.model.hidden
     return places * (products + attention) + sum(scored_shares(method)) * head
+
+
+def places_per_token(config: Config) -> float:
+    """What a network reads of a row, per token: block-causal ones two copies, and a token before each block."""
+    return 2 + 1 / config.model.block_length if config.model.block_length else 1
 
 
 def scored_shares(method: Method) -> list[float]:

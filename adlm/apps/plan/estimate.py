@@ -36,7 +36,7 @@ from adlm.models.heads import MAX_LOGITS
 from adlm.models.lora import trained_parameters
 from adlm.models.transformer import num_parameters, on_meta
 from adlm.tokens import with_vocabulary
-from adlm.training.metrics import scored_shares, training_flops
+from adlm.training.metrics import places_per_token, scored_shares, training_flops
 from adlm.training.optimizer import is_matrix
 from adlm.training.sharding import blocks_of, mesh_shape
 from adlm.training.step import micro_batch_shape
@@ -165,7 +165,7 @@ def _memory(method: Method, network: nn.Module, tokens: int, micro_batches: int,
     workspace = full * gathered + (low * copied if low < full else 0)
 
     shares = scored_shares(method)
-    places = tokens * (2 if model.block_length else 1)
+    places = tokens * places_per_token(config)
     a_block = places * block_bytes(model, full, low) * (1 if train.compile != "off" else EAGER_BYTES)
     saved = len(blocks) * a_block
     if train.recompute:  # the inputs of all blocks, and all of one
@@ -204,7 +204,7 @@ def _seconds(
 ) -> tuple[float, float]:
     """Of a micro-batch: of the kernels, limited by FLOP/s or by memory, and of the host, which launches them."""
     config, blocks = method.config, blocks_of(network)
-    places = tokens * (2 if config.model.block_length else 1)
+    places = tokens * places_per_token(config)
     if config.train.recompute:  # the forward pass of the blocks again
         matrices = sum(
             weight.numel() for block in blocks for name, weight in block.named_parameters() if is_matrix(name, weight)

@@ -68,7 +68,12 @@ class Measurement:
 
 _BPE = "tokenizer=bpe-8192 length=256 train.batch_size=256 model.hidden=512 model.heads=8"
 _FINALS = "length=512 train.batch_size=128 model.dropout=0 train.optimizer=muon"
-_SPEED, _ARENA, _FSDP = "train_speed/log.txt", "arena/results.jsonl", "train_gpu/log.txt"
+_SMOLLM2 = (
+    "vocabulary.size=49153 vocabulary.mask_id=49152 length=258 train.batch_size=64 model.family=llama model.hidden=576 "
+    "model.blocks=30 model.heads=9 model.kv_heads=3 model.mlp=1536 model.tie_embedding=true model.dropout=0"
+)
+_BLOCKS = "model.block_length=4 model.chain=512 train.causal_weight=0.5 time.t_min=0.45"
+_SPEED, _ARENA = "train_speed/log.txt", "arena/results.jsonl"
 MEASUREMENTS = (
     Measurement("owt/adlm train.batch_size=32", 23.4, 313_748, _SPEED),
     Measurement("owt/adlm train.batch_size=64", 40.9, 332_478, _SPEED),
@@ -90,4 +95,7 @@ MEASUREMENTS = (
     Measurement(f"owt/mdlm {_BPE} model.blocks=6 model.dropout=0 train.optimizer=muon", 8.67, None, _ARENA),
     Measurement(f"owt/a2r {_BPE} model.blocks=8 model.denoiser_blocks=4 model.dropout=0", 16.7, None, _ARENA),
     Measurement(f"owt/ar {_BPE} model.blocks=12 model.dropout=0", 16.2, None, _ARENA),
+    Measurement(f"method=ar {_SMOLLM2}", 12.81, None, "adapt/curves/causal-mix.jsonl"),
+    Measurement(f"method=mdlm {_SMOLLM2} {_BLOCKS}", 25.98, None, "adapt/curves/blocks4.jsonl"),
+    Measurement(f"method=mdlm {_SMOLLM2} {_BLOCKS.replace('=4 ', '=16 ')}", 23.81, None, "adapt/curves/blocks16.jsonl"),
 )
