@@ -293,19 +293,18 @@ def flops_per_token(method: Method, network: nn.Module, device: torch.device) ->
     return None if datasheet_flops(device) is None else training_flops(method, network)
 
 
-def training_flops(method: Method, network: nn.Module) -> float:
+def training_flops(method: Method, network: nn.Module, recomputed: bool = False) -> float:
     """FLOPs per token of the matrix products and attention of a training step, from the shapes of the network.
 
     A product takes 2 FLOPs per weight and token in the forward pass and 4 in the backward pass, or 2 if the weight is
-    frozen; attention 4 L d and, as its backward pass computes the scores anew, 10 L d. Recomputation is not counted,
-    nor are the product of the folded bridge, planners and the first pass of networks with memory. The network may be
-    on the meta device, sharded and compiled.
+    frozen; attention 4 L d and, as its backward pass computes the scores anew, 10 L d. With `recomputed` the second
+    forward pass of `train.recompute` counts too. Not counted are the product of the folded bridge, planners, and the
+    first pass of networks with memory. The network may be on the meta device, sharded and compiled.
     """
-    config, blocks = method.config, blocks_of(network)
+    config, blocks, places, again = method.config, blocks_of(network), places_per_token(method.config), int(recomputed)
     matrices = [weight for block in blocks for name, weight in block.named_parameters() if is_matrix(name, weight)]
-    products = sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in matrices)
-    places = places_per_token(config)
-    attention = 14 * len(blocks) * config.length * places * config.model.hidden
+    products = sum(weight.numel() * ((6 if weight.requires_grad else 4) + 2 * again) for weight in matrices)
+    attention = (14 + 4 * again) * len(blocks) * config.length * places * config.model.hidden
     head = 6 * vocabulary_of(config).size * config.model.hidden
     return places * (products + attention) + sum(scored_shares(method)) * head
 

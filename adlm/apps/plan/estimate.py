@@ -97,7 +97,7 @@ def plan(config: Config, machines: Machines, network: nn.Module | None = None) -
     network = on_meta(lambda: _network(method)) if network is None else network
     tokens, is_parallel = rows * config.length, num_gpus > 1
     flops = training_flops(method, network)
-    busy, host = _seconds(method, network, flops, tokens, gpu, is_parallel)
+    busy, host = _seconds(method, network, tokens, gpu, is_parallel)
     seconds = micro_batches * max(busy, host)
     seconds /= machines.efficiency if is_parallel else 1
     step_tokens = train.batch_size * config.length
@@ -187,35 +187,27 @@ def _memory(method: Method, network: nn.Module, tokens: int, micro_batches: int,
 def block_bytes(model: Model, full: int, low: int) -> int:
     """Bytes per token that a compiled block keeps for its backward pass, as the partitioner of torch.compile chooses.
 
-    In full precision its input. In the precision of the products what they read: normed states (twice), queries and
-    keys, the values, the attention's output, the inner states of the MLP before and after their nonlinearity; and what
-    was projected to the residual stream first. The values of the published block are a view of the product that also
-    holds unrotated queries and keys. Then dropout's masks, the logarithms of attention's sums, statistics of norms.
+    In full precision its input. In the precision of the products what they read: normed states (twice), queries, keys,
+    values and the attention's output, the inner states of the MLP; and what was projected to the residual stream first.
+    The values of the published block are a view of the product that also holds unrotated queries and keys. Llama's
+    attention output is kept in two layouts. Then dropout's masks, the logarithms of attention's sums, and statistics of
+    norms.
     """
-    attention = 5 if model.family == "published" else 3
+    attention = {"published": 6, "llama": 5, "gpt2": 4}[model.family]
     inner = 3 if model.family == "llama" else 2
     masks = 2 * model.hidden if model.dropout else 0
-    products = (2 + attention + 2) * model.hidden + inner * model.mlp_width
+    products = (2 + attention + 1) * model.hidden + inner * model.mlp_width
     return full * model.hidden + low * products + masks + 4 * model.heads + 16
 
 
-def _seconds(
-    method: Method, network: nn.Module, flops: float, tokens: int, gpu: Gpu, is_parallel: bool
-) -> tuple[float, float]:
+def _seconds(method: Method, network: nn.Module, tokens: int, gpu: Gpu, is_parallel: bool) -> tuple[float, float]:
     """Of a micro-batch: of the kernels, limited by FLOP/s or by memory, and of the host, which launches them."""
-    config, blocks = method.config, blocks_of(network)
-    places = tokens * places_per_token(config)
-    if config.train.recompute:  # the forward pass of the blocks again
-        matrices = sum(
-            weight.numel() for block in blocks for name, weight in block.named_parameters() if is_matrix(name, weight)
-        )
-        attention = 4 * len(blocks) * config.length * places / tokens * config.model.hidden
-        flops += (2 * matrices + attention) * places / tokens
-    products = flops * tokens / (PRODUCTS * gpu.tflops * 1e12)
-    other = OTHER_BYTES * places * len(blocks) * config.model.hidden / (gpu.bandwidth * 1e12)
-    slower = 1 if config.train.compile != "off" else EAGER_TIME
-    host = len(blocks) * (HOST_SECONDS_FSDP if is_parallel else HOST_SECONDS)
-    return slower * (products + other), host
+    config, num_blocks = method.config, len(blocks_of(network))
+    flops = tokens * training_flops(method, network, config.train.recompute)
+    moved = OTHER_BYTES * tokens * places_per_token(config) * num_blocks * config.model.hidden
+    busy = flops / (PRODUCTS * gpu.tflops * 1e12) + moved / (gpu.bandwidth * 1e12)
+    slower = EAGER_TIME if config.train.compile == "off" else 1
+    return slower * busy, num_blocks * (HOST_SECONDS_FSDP if is_parallel else HOST_SECONDS)
 
 
 def suggestion(config: Config, machines: Machines) -> tuple[dict[str, int], Plan] | None:
