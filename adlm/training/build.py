@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
 from adlm.checkpoints.adapter import Adapter, add_lora_of
@@ -21,7 +22,7 @@ from adlm.models.heads import why_no_triton
 from adlm.models.lora import start_from_adapter, trained_parameters
 from adlm.models.transformer import Trunk, each_block, on_meta
 from adlm.training.metrics import flops_per_token
-from adlm.training.sharding import blocks_of, load_tensor, shard_network
+from adlm.training.sharding import blocks_of, shard_network
 from adlm.training.step import TrainState, new_train_state, seed_of
 
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
@@ -126,11 +127,15 @@ def _initialize(
 
 @torch.no_grad()
 def _copy_weights(module: nn.Module, source: nn.Module) -> None:
-    """Copy all tensors of `source` that are not on meta."""
-    own = dict([*module.named_parameters(), *module.named_buffers()])
+    """Copy all tensors of `source` that are not on meta, one at a time; of sharded ones each process its shard."""
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
     for name, value in [*source.named_parameters(), *source.named_buffers()]:
-        if not value.is_meta:
-            load_tensor(own[name], value.detach())
+        if value.is_meta:
+            continue
+        own, whole = tensors[name], value.detach()
+        if isinstance(own, DTensor):
+            whole = distribute_tensor(whole.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+        own.copy_(whole)
 
 
 def _without_lost(weights: Mapping[str, Tensor], kept: Iterable[str]) -> dict[str, Tensor]:
