@@ -37,12 +37,12 @@ def num_parameters_of(config: Config) -> int:
     return total
 
 
-def check_network(config: Config, device: torch.device) -> int:
-    """Bytes of a network's weights; a user error if they cannot fit."""
+def check_network(config: Config, device: torch.device, shard: int = 1) -> int:
+    """Bytes of a network's weights; a user error if they cannot fit, divided by `shard`."""
     model, size = config.model, 8 if config.train.precision == "float64" else 4
     weights = num_parameters_of(config) * size
     _check_fits(
-        weights,
+        weights // shard,
         device,
         f"the weights of model.hidden {model.hidden}, model.blocks {model.blocks}, model.condition {model.condition} "
         f"and a vocabulary of {vocabulary_of(config).size} symbols",
@@ -59,7 +59,7 @@ def check_training(
     `batch_option` is the name of the batch size option in messages.
     """
     train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
-    weights = check_network(config, device)
+    weights = check_network(config, device, train.shard)
     num_moments = 2 if train.optimizer == "adamw" else 1
     num_copies = 1 if train.lora_rank else 2 + num_moments + (train.ema > 0)  # weights, gradients, moments, EMA
     state = weights * num_copies // train.shard

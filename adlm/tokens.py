@@ -25,7 +25,7 @@ from adlm.bases.description import find_base
 from adlm.bases.gguf_file import read_gguf
 from adlm.bases.gguf_tokenizer import gguf_engine
 from adlm.config.load import BOX, BOX_FOLDER
-from adlm.config.schema import Vocabulary
+from adlm.config.schema import Config, Vocabulary
 from adlm.errors import UserError
 from adlm.files import opened, read_bytes, read_json, write_file
 from adlm.hub import skip_unreachable_hub
@@ -35,6 +35,9 @@ BUILT_IN = ("text8", "bytes")
 BASE = "base:"
 """Prefix of the name of a pretrained model's tokenizer: base:FILE.gguf, base:FOLDER, base:owner/name."""
 DOCUMENT_END = "<|endoftext|>"
+
+KNOWN_VOCABULARIES = {"gpt2": Vocabulary(50_258, 50_257, 50_256), "bert-base-uncased": Vocabulary(30_522, 103, 101)}
+"""Those of the presets' tokenizers, which then need not be loaded."""
 
 # Default names of special tokens where no file next to the tokenizer names them; the first that exists is used.
 DEFAULT_SPECIAL_TOKENS = {
@@ -230,6 +233,16 @@ def load_tokenizer(name: str) -> Tokenizer:
     engine.no_truncation()
     engine.no_padding()
     return Tokenizer(name, engine, _build_vocabulary(engine, special))
+
+
+def with_vocabulary(config: Config) -> Config:
+    """The config of a run on random tokens, or of none at all: it needs the vocabulary, not the tokenizer."""
+    if config.vocabulary is not None:
+        return config
+    size = bpe_size(config.tokenizer)
+    trained = None if size is None else Vocabulary(size, size - 1, 0, 0, 0)  # the ids that `train_bpe` assigns
+    vocabulary = KNOWN_VOCABULARIES.get(config.tokenizer) or trained or load_tokenizer(config.tokenizer).vocabulary
+    return replace(config, vocabulary=vocabulary)
 
 
 def tokenizer_of_transformers(name: str, tokenizer: Any) -> Tokenizer:

@@ -46,6 +46,7 @@ BASES = {
     "completion": ["bash"],
     "quickstart": [],  # takes minutes, so only immediate errors are tested
     "presets": ["owt/adlm"],
+    "plan": [*NETWORK, "--gpus", "2"],
     "prepare": ["data.path=text.txt", "tokenizer=bytes", "length=16", "--out", "new"],
     "train": [*NETWORK, *BRIEF, "sampling.steps=2", "data.prepared=prepared", "--out", "new"],
     "perplexity": ["model", "--data", "text.txt", "--samples", "1", "--max-tokens", "64"],
@@ -247,7 +248,16 @@ def check(words, folder):
 
 
 EXAMPLES = int(os.environ.get("ADLM_FUZZ", "0"))
-NUM = {"train": 6, "reason train": 8, "bench train": 4, "bench sample": 8, "parity": 4, "doctor": 3, "perplexity": 8}
+NUM = {
+    "train": 6,
+    "reason train": 8,
+    "bench train": 4,
+    "bench sample": 8,
+    "parity": 4,
+    "plan": 6,
+    "doctor": 3,
+    "perplexity": 8,
+}
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -75,6 +75,8 @@ def test_training_that_fits_by_sharding_recomputation_or_several_processes_is_ac
     with pytest.raises(UserError, match="and moments"):
         limits.check_training(large, CPU)
     limits.check_training(replace(large, train=replace(large.train, shard=8)), CPU, num_ranks=8)
+    weights_of_13_gigabytes = config_of(hidden=8192, blocks=4, denoiser_blocks=0, train=Train(batch_size=64, shard=64))
+    limits.check_training(weights_of_13_gigabytes, CPU, num_ranks=64)
     long = config_of(length=1024, hidden=1024, blocks=8, train=Train(batch_size=128, recompute=True))
     limits.check_training(long, CPU)
     with pytest.raises(UserError, match="--batch"):

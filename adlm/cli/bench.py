@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import preset_titles, resolve
-from adlm.config.schema import Config, Vocabulary
+from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.hub import is_hub_name
 from adlm.request import Request, option
@@ -19,9 +19,6 @@ if TYPE_CHECKING:  # importing torch takes seconds
     import torch
 
     from adlm.apps.bench import SamplingSpeed, TrainingSpeed
-
-# A benchmark on random tokens needs only the vocabulary, not the tokenizer. These two are the presets'.
-KNOWN_VOCABULARIES = {"gpt2": Vocabulary(50_258, 50_257, 50_256), "bert-base-uncased": Vocabulary(30_522, 103, 101)}
 
 
 @dataclass(frozen=True)
@@ -108,14 +105,16 @@ class BenchmarkProgress:
 
 
 def _train(request: BenchTrainRequest) -> str:
-    config = _with_vocabulary(resolve(request.overrides))
+    config = resolve(request.overrides)
     import torch
 
     from adlm.apps.bench import measure_training
     from adlm.distributed import default_threads, device_of
     from adlm.limits import check_training
+    from adlm.tokens import with_vocabulary
     from adlm.training.build import should_compile
 
+    config = with_vocabulary(config)
     device = device_of(request.device or "auto", "--device")
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads or default_threads())
@@ -164,18 +163,9 @@ def _config_of_preset(overrides: Sequence[str]) -> Config | None:
     is_on_hub = is_hub_name(first) and first.partition("/")[0] not in preset_folders
     if Path(first).is_dir() or first.endswith(".ckpt") or is_on_hub:
         return None
-    return _with_vocabulary(resolve(overrides))
+    from adlm.tokens import with_vocabulary
 
-
-def _with_vocabulary(config: Config) -> Config:
-    if config.vocabulary is not None:
-        return config
-    from adlm.tokens import bpe_size, load_tokenizer
-
-    size = bpe_size(config.tokenizer)
-    trained = None if size is None else Vocabulary(size, size - 1, 0, 0, 0)  # the ids that `train_bpe` assigns
-    vocabulary = KNOWN_VOCABULARIES.get(config.tokenizer) or trained or load_tokenizer(config.tokenizer).vocabulary
-    return replace(config, vocabulary=vocabulary)
+    return with_vocabulary(resolve(overrides))
 
 
 def _format_training_speed(speed: "TrainingSpeed") -> str:

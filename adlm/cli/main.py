@@ -37,6 +37,7 @@ GROUPS = {
     "data and training": {
         "presets": "list the presets, or print one with overrides applied",
         "prepare": "tokenize a corpus, your own text or a dataset of the hub",
+        "plan": "memory, speed and days of a run on given GPUs, before it starts",
         "train": "train a model; resume, extend or plot runs",
         "reason": "fine-tune causal models to solve problems (ACoT), evaluate them",
     },

@@ -8,7 +8,9 @@ at padding.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -164,6 +166,22 @@ def zero_map(width: int) -> nn.Linear:
     return layer
 
 
+_block_is_built: ContextVar[Callable[[nn.Module], None]] = ContextVar("block_is_built", default=lambda block: None)
+
+
+@contextmanager
+def each_block(function: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Inside, every block of a trunk is given to the function as soon as it is initialized.
+
+    So a network that is built need not be in memory as a whole.
+    """
+    token = _block_is_built.set(function)
+    try:
+        yield
+    finally:
+        _block_is_built.reset(token)
+
+
 class Trunk(nn.Module):
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
 
@@ -182,22 +200,26 @@ class Trunk(nn.Module):
             self.positions = nn.Embedding(model.positions, model.hidden)
             nn.init.normal_(self.positions.weight, std=0.02)
         self.condition = TimeCondition(model.condition) if modulated and not continues else None
-        layers: list[LlamaBlock] | list[Gpt2Block] | list[Block]
         self.norm: RMSNorm | nn.LayerNorm | LayerNorm
         if model.family == "llama":
-            layers = [LlamaBlock(model, causal) for _ in range(blocks)]
             self.norm = RMSNorm(model.hidden, model.norm_epsilon)
         elif model.family == "gpt2":
-            layers = [Gpt2Block(model, causal) for _ in range(blocks)]
             self.norm = nn.LayerNorm(model.hidden)
         else:
-            sizes = (model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
-            layers = [Block(*sizes) for _ in range(blocks)]
-            if modulated and model.start == "neighbours":
-                for block in layers:
-                    attend_neighbours(block)
             self.norm = LayerNorm(model.hidden)
-        self.blocks = nn.ModuleList(layers)
+        self.blocks = nn.ModuleList()
+        for _ in range(blocks):
+            block: LlamaBlock | Gpt2Block | Block
+            if model.family == "llama":
+                block = LlamaBlock(model, causal)
+            elif model.family == "gpt2":
+                block = Gpt2Block(model, causal)
+            else:
+                block = Block(model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
+                if modulated and model.start == "neighbours":
+                    attend_neighbours(block)
+            self.blocks.append(block)
+            _block_is_built.get()(block)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 
     def forward(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
 from adlm.checkpoints.adapter import Adapter, add_lora_of
@@ -19,7 +20,7 @@ from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
 from adlm.models.heads import why_no_triton
 from adlm.models.lora import start_from_adapter, trained_parameters
-from adlm.models.transformer import Trunk
+from adlm.models.transformer import Trunk, each_block, on_meta
 from adlm.training.metrics import flops_per_token
 from adlm.training.sharding import blocks_of, shard_network
 from adlm.training.step import TrainState, new_train_state, seed_of
@@ -40,18 +41,22 @@ def build_train_state(
     weights: Mapping[str, Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> TrainState:
-    """A new network, initialized identically on every process and for any number of them, then sharded.
+    """A new network, sharded and initialized identically for any number of processes.
 
     The output heads start at `log_frequencies` (V,), and a table of rates at the anchors (V,), if given; `weights`, if
     given, replace the initial ones. LoRA starts from `adapter`, if given.
     """
     train = method.config.train
     torch.manual_seed(seed_of(train.seed, "weights"))
-    network = method.build()
-    if log_frequencies is not None:
-        start_from_unigram(network, log_frequencies)
-    if anchor_table is not None:
-        network.rates.set_table(anchor_table)  # type: ignore[union-attr, operator]
+    set_start = partial(_set_start, log_frequencies=log_frequencies, anchor_table=anchor_table)
+    blocks: list[nn.Module] | None = None
+    if weights is None and not train.lora_rank:
+        blocks = []
+        with each_block(blocks.append):
+            network = on_meta(method.build)
+    else:
+        network = method.build()
+        set_start(network)
     if weights is not None:
         optional = {name: value for name, value in network.state_dict().items() if name.startswith(OPTIONAL)}
         weights = optional | _without_lost(weights, optional)
@@ -75,17 +80,62 @@ def build_train_state(
                     "leaves frozen; leave out method, the options of model, and train.lora_norms=false"
                 )
             start_from_adapter(network, own, adapter.config.train.lora_scale)
-    network = network.to(processes.device)
+    if blocks is None:
+        network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()
     flops = flops_per_token(method, network, processes.device)
     if train.recompute:  # each block stores its input only and is recomputed in the backward pass
         for block in blocks_of(network):
             block.forward = partial(recomputed_in_backward, block.forward, use_reentrant=False)
-    if should_compile(train, processes.device) and (problem := compile_trunks(network)):
+    if should_compile(train, processes.device) and (problem := compile_trunks(network, device=processes.device)):
         report(problem)
     shard_network(network, processes)
+    if blocks is not None:
+        network.to_empty(device=processes.device)
+        _initialize(network, blocks, method, set_start)
     return new_train_state(method, network.train(), autocast_dtype(train, processes.device), flops)
+
+
+def _set_start(network: nn.Module, log_frequencies: Tensor | None, anchor_table: Tensor | None) -> None:
+    """What of a new network depends on the text: biases of heads, and a table of rates."""
+    if log_frequencies is not None:
+        start_from_unigram(network, log_frequencies)
+    if anchor_table is not None:
+        network.rates.set_table(anchor_table)  # type: ignore[union-attr, operator]
+
+
+def _initialize(
+    network: nn.Module, blocks: Iterable[nn.Module], method: Method, set_start: Callable[[nn.Module], None]
+) -> None:
+    """Copy what `method.build()` gives into an empty network, which may be sharded.
+
+    The host holds one block at a time and what is in none, never all weights. `blocks` are those of the network in
+    the order in which they are built, which is that of the random numbers.
+    """
+    places = iter(blocks)
+
+    def place(block: nn.Module) -> None:
+        _copy_weights(next(places), block)
+        block.to("meta")
+
+    with each_block(place):
+        source = method.build()
+    set_start(source)
+    _copy_weights(network, source)
+
+
+@torch.no_grad()
+def _copy_weights(module: nn.Module, source: nn.Module) -> None:
+    """Copy all tensors of `source` that are not on meta, one at a time; of sharded ones each process its shard."""
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    for name, value in [*source.named_parameters(), *source.named_buffers()]:
+        if value.is_meta:
+            continue
+        own, whole = tensors[name], value.detach()
+        if isinstance(own, DTensor):
+            whole = distribute_tensor(whole.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+        own.copy_(whole)
 
 
 def _without_lost(weights: Mapping[str, Tensor], kept: Iterable[str]) -> dict[str, Tensor]:
@@ -103,16 +153,17 @@ def should_compile(train: Train, device: torch.device) -> bool:
     return train.compile == "on" or (train.compile == "auto" and device.type == "cuda")
 
 
-def compile_trunks(network: nn.Module, backend: str = "inductor") -> str:
+def compile_trunks(network: nn.Module, backend: str = "inductor", device: torch.device | None = None) -> str:
     """Compile every trunk of the network in place. Returns "", or a message that says why that is not possible.
 
     Only trunks have static shapes: position selection and the chunked cross-entropy have data-dependent sizes.
     Blocks are compiled one by one: they all share one graph, which compiles in seconds, and FSDP2 can gather the
     weights of a block around it (compile first, then shard). Whole trunks took seven times as long to compile and were
     not faster. With a backend other than inductor ("eager", to inspect the graphs), availability is not checked.
+    `device` is where the weights will be, if they are not there yet.
     """
     options = OPTIONS if backend == "inductor" else None
-    reason = why_not_compile(next(network.parameters()).device) if options else ""
+    reason = why_not_compile(device or next(network.parameters()).device) if options else ""
     if reason:
         return f"the networks are not compiled, which is slower: {reason}"
     for trunk in network.modules():

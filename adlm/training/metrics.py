@@ -24,25 +24,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from adlm.config.load import to_mapping
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Position
 from adlm.diffusion.objectives import anchor_gamma
-from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.files import METRICS_LIMIT, read_bytes, reporting_os_errors, scan_metrics, write_file
 from adlm.files import read_metrics as read_metrics
 from adlm.methods.adlm import Anchored
-from adlm.methods.inputs import given_option, vocabulary_of
+from adlm.methods.inputs import vocabulary_of
+from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Method
-from adlm.training.optimizer import learning_rate
-from adlm.training.step import StepReport, generator_of
+from adlm.training.optimizer import is_matrix, learning_rate
+from adlm.training.sharding import blocks_of
+from adlm.training.step import StepReport
 
 DATASHEET_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, by part of the device name
-ROWS = 8  # enough that their antithetic times mask about half of the tokens
+RULES_WITH_SHARE = ("rare", "frequent", "tf-idf", "random")
+"""Anchor rules that choose `anchor.share` of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -286,23 +288,49 @@ def perplexity(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def flops_per_token(method: Method, network: Any, device: torch.device) -> float | None:
-    """FLOPs per token of a training step's matrix products and attention; None if the device's peak is unknown.
+def flops_per_token(method: Method, network: nn.Module, device: torch.device) -> float | None:
+    """FLOPs per token of a training step, for the MFU; None if the device's peak is unknown."""
+    return None if datasheet_flops(device) is None else training_flops(method, network)
 
-    Call before compiling and sharding the network: torch cannot count the operations of compiled code.
+
+def training_flops(method: Method, network: nn.Module, recomputed: bool = False) -> float:
+    """FLOPs per token of the matrix products and attention of a training step, from the shapes of the network.
+
+    A product takes 2 FLOPs per weight and token in the forward pass and 4 in the backward pass, or 2 if the weight is
+    frozen; attention 4 L d and, as its backward pass computes the scores anew, 10 L d. With `recomputed` the second
+    forward pass of `train.recompute` counts too. Not counted are the product of the folded bridge, planners, and the
+    first pass of networks with memory. The network may be on the meta device, sharded and compiled.
     """
-    if datasheet_flops(device) is None:
-        return None
-    x = zipf(method.config, ROWS, generator_of(0, "noise")).to(device)
-    labels = torch.ones_like(x, dtype=torch.bool) if isinstance(method, Anchored) and method.reads_labels else None
+    config, blocks, places, again = method.config, blocks_of(network), places_per_token(method.config), int(recomputed)
+    matrices = [weight for block in blocks for name, weight in block.named_parameters() if is_matrix(name, weight)]
+    products = sum(weight.numel() * ((6 if weight.requires_grad else 4) + 2 * again) for weight in matrices)
+    attention = (14 + 4 * again) * len(blocks) * config.length * places * config.model.hidden
+    head = 6 * vocabulary_of(config).size * config.model.hidden
+    return places * (products + attention) + sum(scored_shares(method)) * head
 
-    def step() -> None:
-        rng = BatchRng(generator_of(0, "noise"))
-        method.loss(network, x, None, 1.0, rng, **given_option(None, labels)).total.backward()  # type: ignore[no-untyped-call]
 
-    flops = count_flops(step)
-    network.zero_grad(set_to_none=True)
-    return flops / int(method.predicted(x, None).sum())
+def places_per_token(config: Config) -> float:
+    """What a network reads of a row, per token: block-causal ones two copies, and a token before each block."""
+    return 2 + 1 / config.model.block_length if config.model.block_length else 1
+
+
+def scored_shares(method: Method) -> list[float]:
+    """The shares of the tokens at which heads are scored in training: one for each cross-entropy.
+
+    Masks are counted at their mean over times; anchors of rules without a share as 0.7 of the tokens, what the rule
+    `count` with tau 5 finds in rows of 1,024.
+    """
+    config, share = method.config, 1.0
+    if isinstance(method, MaskedDiffusion):
+        times = torch.linspace(config.time.t_min, config.time.t_max, 101, dtype=torch.float64)
+        share = float(method.schedule.mask_chance(times).mean())
+    shares = [share] * (1 + (config.model.chain > 0)) + [1.0] * (config.train.causal_weight > 0)
+    if isinstance(method, Anchored) and config.anchor.gamma > 0:
+        rule = config.anchor.rule
+        anchors = config.anchor.share if rule in RULES_WITH_SHARE else 1.0 if rule == "all" else 0.7
+        anchors *= share if config.anchor.positions == "masked" else 1
+        shares += [anchors] * (1 + (config.model.second_anchor_head > 0))
+    return shares
 
 
 def datasheet_flops(device: torch.device) -> float | None:

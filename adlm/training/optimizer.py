@@ -107,8 +107,11 @@ def build_optimizer(network: nn.Module, train: Train) -> AdamW:
     )
     matrices, stacked = [], []
     if train.optimizer == "muon":
-        in_blocks = [(name.split("."), weight) for name, weight in named.items() if ".blocks." in name]
-        in_blocks = [(words, weight) for words, weight in in_blocks if weight.ndim == 2 and "modulation" not in words]
+        in_blocks = [
+            (name.split("."), weight)
+            for name, weight in named.items()
+            if ".blocks." in name and is_matrix(name, weight)
+        ]
         stacked = [weight for words, weight in in_blocks if words[-2:] == ["qkv", "weight"]]
         matrices = [weight for words, weight in in_blocks if words[-2:] != ["qkv", "weight"]]
         if not matrices:
@@ -130,6 +133,11 @@ def build_optimizer(network: nn.Module, train: Train) -> AdamW:
         weight_decay=train.weight_decay,
         fused=True,
     )
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    """Whether a weight of a block multiplies every token, as norms, biases and modulations do not."""
+    return weight.ndim == 2 and "modulation" not in name.split(".")
 
 
 def new_moments(optimizer: AdamW, weight: Tensor) -> dict[str, Tensor]:

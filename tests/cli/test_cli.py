@@ -234,6 +234,8 @@ QUICK = [
     ["bench", "train", "owt/adlmm"],
     ["bench", "train", "owt/adlm", "--batch", "0"],
     ["bench", "sample", "owt/adlm", "sampling.stps=1"],
+    ["plan", "owt/adlmm"],
+    ["plan", "owt/adlm", "--gpu", "h10"],
     ["reproduce", "owt-pl"],
     ["reproduce", "owt-ppl", "--row", "nothing"],
     ["reproduce", "owt-ppl", "runs/own", "--data", "nowhere.txt"],
