@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from adlm.apps.plan.figures import GPUS, HOST_SECONDS, HOST_SECONDS_FSDP, LARGEST_HIDDEN, LARGEST_MFU, PRODUCTS, USABLE
+from adlm.apps.plan.figures import HOST_SECONDS, HOST_SECONDS_FSDP, LARGEST_HIDDEN, LARGEST_MFU, PRODUCTS, USABLE
 from adlm.config.load import resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.request import Request, option
+from adlm.training.gpus import GPUS
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from adlm.apps.plan.estimate import Check, Plan
@@ -85,7 +86,7 @@ def _format_plan(config: Config, request: PlanRequest, planned: "Plan") -> list[
         f"{planned.micro_batches:,} x {planned.micro_batch:,}, weights sharded over {train.shard:,}",
         "memory of each GPU, when it is largest",
         *(f"  {part}" for part in parts),
-        f"  {'total':18} {planned.total_gib:9.2f} GiB of {gpu.usable_gib:.1f} GiB usable",
+        f"  {'total':18} {planned.total_gib:9.2f} GiB of {planned.usable_gib:.1f} GiB usable",
         f"speed              {planned.tokens_per_second:,.0f} tokens/s, MFU {planned.mfu:.1%}"
         + (", waiting for the host: larger micro-batches are faster" if planned.waits_for_host else ""),
         f"time               {_days(planned.days)} for train.steps {train.steps:,}{slower}",

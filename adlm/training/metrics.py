@@ -38,11 +38,11 @@ from adlm.methods.adlm import Anchored
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Method
+from adlm.training.gpus import GPUS
 from adlm.training.optimizer import is_matrix, learning_rate
 from adlm.training.sharding import blocks_of
 from adlm.training.step import StepReport
 
-DATASHEET_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, by part of the device name
 RULES_WITH_SHARE = ("rare", "frequent", "tf-idf", "random")
 """Anchor rules that choose `anchor.share` of the tokens."""
 
@@ -338,7 +338,7 @@ def datasheet_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((rate for part, rate in DATASHEET_FLOPS.items() if part in name), None)
+    return next((1e12 * gpu.tflops for gpu in GPUS.values() if gpu.device in name), None)
 
 
 def zipf(config: Config, batch: int, generator: torch.Generator) -> Tensor:

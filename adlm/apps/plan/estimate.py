@@ -16,14 +16,13 @@ from torch import nn
 from adlm.apps.plan.figures import (
     EAGER_BYTES,
     EAGER_TIME,
-    GPUS,
     HOST_SECONDS,
     HOST_SECONDS_FSDP,
     LARGEST_MFU,
     MEASUREMENTS,
     OTHER_BYTES,
     PRODUCTS,
-    Gpu,
+    USABLE,
     Measurement,
 )
 from adlm.checkpoints.adapter import add_lora_of
@@ -36,6 +35,7 @@ from adlm.models.heads import MAX_LOGITS
 from adlm.models.lora import trained_parameters
 from adlm.models.transformer import num_parameters, on_meta
 from adlm.tokens import with_vocabulary
+from adlm.training.gpus import GPUS, Gpu
 from adlm.training.metrics import places_per_token, scored_shares, training_flops
 from adlm.training.optimizer import is_matrix
 from adlm.training.sharding import blocks_of, mesh_shape
@@ -109,7 +109,7 @@ def plan(config: Config, machines: Machines, network: nn.Module | None = None) -
         micro_batch=rows,
         micro_batches=micro_batches,
         gib={name: size / GIB for name, size in _memory(method, network, tokens, micro_batches, is_parallel).items()},
-        usable_gib=gpu.usable_gib,
+        usable_gib=USABLE * gpu.memory_gib,
         tflop_per_step=flops * step_tokens / 1e12,
         mfu=mfu,
         tokens_per_second=step_tokens / seconds,

@@ -1,35 +1,7 @@
-"""What the plan of a run is based on: kinds of GPUs, and what was measured on one H200. Imports no torch."""
+"""What the plan of a run is based on: assumptions, and what was measured on one H200. Imports no torch."""
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """A kind of GPU, by its datasheet."""
-
-    title: str
-    memory_gib: float
-    """As its driver reports it."""
-    tflops: float
-    """Dense bf16 TFLOP/s."""
-    bandwidth: float
-    """Of the memory, in TB/s."""
-
-    @property
-    def usable_gib(self) -> float:
-        """Memory that tensors can take."""
-        return USABLE * self.memory_gib
-
-
-GPUS = {
-    "h200": Gpu("H200 141 GB", 140.4, 989, 4.8),
-    "h100": Gpu("H100 SXM 80 GB", 79.6, 989, 3.35),
-    "b200": Gpu("B200 180 GB", 179.0, 2250, 8.0),
-    "a100": Gpu("A100 SXM 80 GB", 80.0, 312, 2.04),
-    "a100-40gb": Gpu("A100 SXM 40 GB", 40.0, 312, 1.56),
-    "l40s": Gpu("L40S 48 GB", 45.0, 362, 0.86),
-    "rtx4090": Gpu("GeForce RTX 4090 24 GB", 24.0, 165, 1.01),
-}
 USABLE = 0.92
 """Assumption: the share of the memory that is left beside the CUDA context, NCCL's buffers and fragmentation."""
 
