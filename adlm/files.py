@@ -145,11 +145,11 @@ def replacing(path: Path) -> Iterator[Path]:
             _lock(file.fileno())
             try:
                 yield part
-                _sync(part)
+                sync(part)
                 part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 @contextmanager
@@ -166,9 +166,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             _lock(descriptor)
             yield part
             for path in (*part.rglob("*"), part):
-                _sync(path)
+                sync(path)
             move_folder(part, target)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             os.close(descriptor)
             shutil.rmtree(part, ignore_errors=True)
@@ -221,7 +221,8 @@ def _lock(descriptor: int) -> None:
         lock_descriptor(descriptor, blocking=False)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write what the system has of a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -289,7 +290,7 @@ class Journal:
             lock_file(self._file, busy)
             if self.is_empty:
                 with reporting_os_errors(path):
-                    _sync(path.resolve().parent)  # else a power failure may take the name of a new file
+                    sync(path.resolve().parent)  # else a power failure may take the name of a new file
             if header is not None:
                 self._file.seek(0)
                 first = self._file.readline(len(self._header) + 2**20)
@@ -340,7 +341,7 @@ class Journal:
             new.close()
             part.unlink(missing_ok=True)
             raise
-        _sync(target.parent)
+        sync(target.parent)
         self._file.close()
         self._file, self._end = new, len(data)
 
