@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
@@ -240,11 +241,14 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(rename(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0)
 
 
-def lock_file(file: IO[Any], problem: str) -> None:
-    """Lock an open file until it is closed or the process ends; a user error if another process holds the lock."""
+def lock_file(file: IO[Any], problem: str, seconds: float = 0) -> None:
+    """Lock an open file until it is closed or the process ends; a user error if another process keeps it locked."""
+    end = time.monotonic() + seconds
     with reporting_os_errors(Path(file.name)):
-        if not lock_descriptor(file.fileno(), blocking=False):
-            raise UserError(problem)
+        while not lock_descriptor(file.fileno(), blocking=False):
+            if time.monotonic() >= end:
+                raise UserError(problem)
+            time.sleep(0.1)
 
 
 def append_synced(file: FileIO, content: bytes) -> None:

@@ -21,9 +21,11 @@ from adlm import UNKNOWN_COMMIT, code_commit
 from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.config.load import ADAPTER, differences, load_config, merge, save_config, to_mapping
 from adlm.config.schema import Config
+from adlm.distributed import num_restarts
 from adlm.errors import UserError
 from adlm.files import PART, lock_file, read_bytes, remove_parts, reporting_os_errors, write_file
 
+RESTART_SECONDS = 30  # that a process which torchrun restarted waits for the lock
 CONFIG, FINGERPRINT, COMMITS = "config.yaml", "text.sha256", "commits.txt"
 
 # Options that may change when a run is resumed: execution, logging, the number of steps, and the location of the data.
@@ -77,7 +79,9 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "lock").open("a")
     with lock:
-        lock_file(lock, f"another process is training in {path}; wait for it, or stop it")
+        # torchrun restarts processes before those that it ended are gone from every machine
+        seconds = RESTART_SECONDS if num_restarts() else 0
+        lock_file(lock, f"another process is training in {path}; wait for it, or stop it", seconds)
         run = RunFolder(path)
         for folder in (path, run.checkpoints, run.samples, path / "data"):
             remove_parts(folder)

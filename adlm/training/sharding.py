@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from adlm import distributed
 from adlm.checkpoints.tensor_files import Rows
 from adlm.config.schema import Train
 from adlm.distributed import Processes, local_device, process_group, rank_and_size
@@ -31,7 +32,7 @@ def training_processes(train: Train, report: Callable[[str], None]) -> Iterator[
     """Join the processes that torchrun started and build their mesh; a single process without torchrun."""
     device = local_device(train.device, "train.device")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with process_group(report, backend, timeout=None) if "RANK" in os.environ else nullcontext():
+    with process_group(report, backend, distributed.TRAINING_TIMEOUT) if "RANK" in os.environ else nullcontext():
         rank, num_ranks = rank_and_size()
         shape = mesh_shape(train, num_ranks)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")) if num_ranks > 1 else None
