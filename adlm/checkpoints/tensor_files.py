@@ -36,8 +36,11 @@ class Rows:
 
 def write_rows(rows: Mapping[str, Rows], path: Path) -> None:
     """Write a file; OSError if that is not possible. Equal rows give equal bytes."""
-    offsets = {name: {OFFSETS: [part.first, 0, 0, 0][: part.tensor.ndim]} for name, part in rows.items()}
-    write_tensors({name: part.tensor for name, part in rows.items()}, path, {METADATA: json.dumps(offsets)})
+    tensors = {name: part.tensor for name, part in rows.items()}
+    offsets = {
+        name: {OFFSETS: [part.first, *[0] * (len(part.shape) - 1)][: len(part.shape)]} for name, part in rows.items()
+    }
+    write_tensors(tensors, path, {METADATA: json.dumps(offsets)})
 
 
 @torch.no_grad()

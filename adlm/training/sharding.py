@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from adlm import distributed
 from adlm.checkpoints.tensor_files import Rows
@@ -97,6 +97,7 @@ def own_rows(tensor: Tensor) -> Rows:
     """The rows of a tensor that this process holds."""
     if not isinstance(tensor, DTensor):
         return Rows(tensor, 0, tensor.shape)
+    assert tensor.placements == (Replicate(), Shard(0))
     shard, num_rows = tensor.device_mesh["shard"], len(tensor)
     first = shard.get_local_rank() * math.ceil(num_rows / shard.size())  # as torch.chunk divides them
     return Rows(tensor.to_local(), min(first, num_rows), tensor.shape)
