@@ -82,7 +82,7 @@ def test_any_number_of_processes_resumes_what_any_other_has_saved(prepared, tmp_
     kinds = {
         "ema": ("train.ema=0.9",),
         "muon": ("train.optimizer=muon",),
-        "lora": (f"init={base}", "train.lora_rank=2", "train.lora_norms=true", "model.bridge=logits"),
+        "lora": (f"init={base}", "train.lora_rank=2", "train.lora_norms=true", "model.blocks=2", "model.bridge=logits"),
         "blocks": ("method=mdlm", "model.block_length=4", "train.causal_weight=0.5", "train.optimizer=muon"),
     }
     for num in SHARDS:
