@@ -6,6 +6,7 @@ starts itself with 2 and 4 processes (gloo, CPU) by torchrun, and writes results
 """
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -40,6 +41,7 @@ def memory(entry: str) -> int:
 
 def growth(action: Callable[[], object]) -> int:
     """By how many bytes the resident memory grows at most during an action."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system, or it would be used again
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
     action()
@@ -89,7 +91,7 @@ def main() -> None:
     parser.add_argument("--shard", type=int, default=0, help="for the processes that this starts")
     request = parser.parse_args()
     if "RANK" in os.environ:
-        config = replace(resolve([*SIZES, f"train.shard={request.shard}", "train.device=cpu"]))
+        config = resolve([*SIZES, f"train.shard={request.shard}", "train.device=cpu"])
         config = replace(config, vocabulary=load_tokenizer("bytes").vocabulary)
         torch.set_num_threads(1)
         measure(config, Path(os.environ["FOLDER"]), request.shard)
@@ -99,7 +101,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
             command += [__file__, "--shard", str(shard)]
-            environment = os.environ | {"FOLDER": folder}
+            environment = os.environ | {"FOLDER": folder, "OMP_NUM_THREADS": "1"}
             output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         sys.stdout.write(output)
         lines.append(output)
