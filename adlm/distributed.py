@@ -256,9 +256,9 @@ def gather(items: list[Item]) -> list[Item]:
 
 
 def _lost_processes(error: RuntimeError) -> UserError:
-    """Of a failed communication: which processes it has failed for by themselves, since they do not say that it has.
+    """The user error of communication that failed: it names the processes that do not report this failure as well.
 
-    A process that says so waits for the others to do the same.
+    They report it in the store, and have some seconds to do so.
     """
     rank, num_ranks = rank_and_size()
     reason = LOCATION.sub("", str(error).partition("\n")[0])
@@ -271,7 +271,7 @@ def _lost_processes(error: RuntimeError) -> UserError:
         while len(missing) > 1 and time.monotonic() < end:
             missing = [other for other in missing if not store.check([keys[other]])]
             time.sleep(0.1)
-    who = " and ".join(map(str, missing))
+    who = " or ".join(map(str, missing))
     return UserError(f"process {who} of {num_ranks} has ended or does not answer ({reason})")
 
 
