@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
@@ -28,7 +27,12 @@ from adlm.errors import UserError
 Item = TypeVar("Item")
 
 GROUP_TIMEOUT = timedelta(days=1)  # processes wait for the slowest one
+TRAINING_TIMEOUT = timedelta(minutes=30)  # they take their steps together
 STORE_TIMEOUT = timedelta(seconds=10)
+COMMUNICATION = re.compile(r"gloo|NCCL|Timed out waiting|Connection (closed|reset|refused)", re.IGNORECASE)
+"""Errors of torch's communication."""
+LOCATION = re.compile(r"^\[\S+\] ")
+"""The place in gloo's source, before the text of an error."""
 DEVICE_NAME = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
 REMEDY = "start several processes with torchrun, or unset WORLD_SIZE"
 MAX_THREADS = torch.get_num_threads()  # read before a run lowers it: one per physical core
@@ -96,11 +100,12 @@ class Processes:
 
 @contextmanager
 def process_group(
-    report: Callable[[str], None], backend: str = "gloo", timeout: timedelta | None = GROUP_TIMEOUT
+    report: Callable[[str], None], backend: str = "gloo", timeout: timedelta = GROUP_TIMEOUT
 ) -> Iterator[bool]:
     """Join the process group; yields whether this is the process that prints and writes (rank 0).
 
-    `report` is called with one line if joining takes long. `timeout` None is torch's default of the backend.
+    `report` is called with one line if joining takes long. Communication that takes longer than `timeout` is a user
+    error which names the processes that are missing.
     """
     rank, world_size = _environment_rank_and_size()
     if world_size == 1:
@@ -114,6 +119,12 @@ def process_group(
     except UserError:
         is_first_to_report()  # register now: once this process is gone, the waiting processes report errors as well
         raise
+    except RuntimeError as error:
+        if not COMMUNICATION.search(str(error)):
+            raise
+        problem = _lost_processes(error)
+        is_first_to_report()
+        raise problem from None
     finally:
         dist.destroy_process_group()
 
@@ -140,7 +151,7 @@ def _environment_number(name: str, minimum: int) -> int:
     return int(value)
 
 
-def _join(rank: int, world_size: int, report: Callable[[str], None], backend: str, timeout: timedelta | None) -> None:
+def _join(rank: int, world_size: int, report: Callable[[str], None], backend: str, timeout: timedelta) -> None:
     """Initialize the process group; a process that waits long for the others reports it."""
     if "MASTER_ADDR" not in os.environ:
         raise UserError(f"WORLD_SIZE is {world_size} and MASTER_ADDR is not set; {REMEDY}")
@@ -154,8 +165,8 @@ def _join(rank: int, world_size: int, report: Callable[[str], None], backend: st
     timer.daemon = True
     timer.start()
     try:
-        store, *_ = next(rendezvous("env://", timeout=timeout or default_pg_timeout))
-        store = dist.PrefixStore(_attempt(), store)  # type: ignore[attr-defined]  # keys of earlier attempts stay
+        store, *_ = next(rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(str(num_restarts()), store)  # type: ignore[attr-defined]  # keys of earlier attempts stay
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
@@ -166,20 +177,25 @@ def _join(rank: int, world_size: int, report: Callable[[str], None], backend: st
         timer.cancel()
 
 
-def _attempt() -> str:
-    """The number of times that torchrun has restarted the processes."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+def num_restarts() -> int:
+    """How often torchrun has restarted the processes."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(count) if count.isdecimal() else 0
 
 
 @functools.cache
 def is_first_to_report() -> bool:
     """Whether this is the first process with a user error; True as well if the store cannot be reached."""
     try:
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(*address, is_master=False, timeout=STORE_TIMEOUT)  # type: ignore[attr-defined]
-        return bool(store.add(f"adlm-user-errors-{_attempt()}", 1) == 1)
+        return bool(_connect().add(f"adlm-user-errors-{num_restarts()}", 1) == 1)
     except (KeyError, ValueError, RuntimeError):
         return True
+
+
+def _connect() -> Any:
+    """The store in which all processes can read and write, over a connection of its own."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(*address, is_master=False, timeout=STORE_TIMEOUT)  # type: ignore[attr-defined]
 
 
 def local_device(name: str, option: str = "device") -> torch.device:
@@ -235,9 +251,28 @@ def gather(items: list[Item]) -> list[Item]:
         try:
             dist.all_gather_object(gathered, items)
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"another process stopped before it finished its part of the work ({reason})") from None
+            raise _lost_processes(error) from None
     return [item for process_items in gathered for item in process_items]
+
+
+def _lost_processes(error: RuntimeError) -> UserError:
+    """The user error of communication that failed: it names the processes that do not report this failure as well.
+
+    They report it in the store, and have some seconds to do so.
+    """
+    rank, num_ranks = rank_and_size()
+    reason = LOCATION.sub("", str(error).partition("\n")[0])
+    missing = [other for other in range(num_ranks) if other != rank]
+    end = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    with suppress(KeyError, ValueError, RuntimeError):
+        store = _connect()
+        keys = [f"adlm-lost-{num_restarts()}-{other}" for other in range(num_ranks)]
+        store.set(keys[rank], "")
+        while len(missing) > 1 and time.monotonic() < end:
+            missing = [other for other in missing if not store.check([keys[other]])]
+            time.sleep(0.1)
+    who = " or ".join(map(str, missing))
+    return UserError(f"process {who} of {num_ranks} has ended or does not answer ({reason})")
 
 
 def default_threads() -> int:

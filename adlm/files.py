@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
@@ -145,11 +146,11 @@ def replacing(path: Path) -> Iterator[Path]:
             _lock(file.fileno())
             try:
                 yield part
-                _sync(part)
+                sync(part)
                 part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 @contextmanager
@@ -166,9 +167,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             _lock(descriptor)
             yield part
             for path in (*part.rglob("*"), part):
-                _sync(path)
+                sync(path)
             move_folder(part, target)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             os.close(descriptor)
             shutil.rmtree(part, ignore_errors=True)
@@ -221,7 +222,8 @@ def _lock(descriptor: int) -> None:
         lock_descriptor(descriptor, blocking=False)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write what the system has of a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -239,11 +241,14 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(rename(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0)
 
 
-def lock_file(file: IO[Any], problem: str) -> None:
-    """Lock an open file until it is closed or the process ends; a user error if another process holds the lock."""
+def lock_file(file: IO[Any], problem: str, seconds: float = 0) -> None:
+    """Lock an open file until it is closed or the process ends; a user error if another process keeps it locked."""
+    end = time.monotonic() + seconds
     with reporting_os_errors(Path(file.name)):
-        if not lock_descriptor(file.fileno(), blocking=False):
-            raise UserError(problem)
+        while not lock_descriptor(file.fileno(), blocking=False):
+            if time.monotonic() >= end:
+                raise UserError(problem)
+            time.sleep(0.1)
 
 
 def append_synced(file: FileIO, content: bytes) -> None:
@@ -289,7 +294,7 @@ class Journal:
             lock_file(self._file, busy)
             if self.is_empty:
                 with reporting_os_errors(path):
-                    _sync(path.resolve().parent)  # else a power failure may take the name of a new file
+                    sync(path.resolve().parent)  # else a power failure may take the name of a new file
             if header is not None:
                 self._file.seek(0)
                 first = self._file.readline(len(self._header) + 2**20)
@@ -340,7 +345,7 @@ class Journal:
             new.close()
             part.unlink(missing_ok=True)
             raise
-        _sync(target.parent)
+        sync(target.parent)
         self._file.close()
         self._file, self._end = new, len(data)
 

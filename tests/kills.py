@@ -69,7 +69,7 @@ class Operations:
         if not location.startswith(f"{self.folder}/"):
             return False
         self.names.append(f"{event} {location.removeprefix(self.folder)}")
-        if len(self.names) == self.fatal:
+        if len(self.names) >= self.fatal > 0:  # threads count, too
             os.kill(os.getpid(), signal.SIGKILL)
         return True
 

@@ -212,10 +212,10 @@ def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Case
         run(prepared, out, *words)
 
 
-def run_on_two(prepared: Path, cases: Cases) -> None:
-    """Runs on two processes each, one run after the other, as torchrun starts them."""
+def run_on(num: int, prepared: Path, cases: Cases) -> None:
+    """Runs on several processes each, one run after the other, as torchrun starts them."""
     ports = free_ports(len(cases))
-    ranks = [preload().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
+    ranks = [preload().Process(target=_rank, args=(rank, num, ports, prepared, cases)) for rank in range(num)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -1,4 +1,4 @@
-"""A command by two processes, as torchrun starts them."""
+"""A command by several processes, as torchrun starts them."""
 
 import subprocess
 import sys
@@ -10,9 +10,17 @@ import pytest
 
 def on_two(folder: Path, *words: object, first: str = "") -> subprocess.CompletedProcess[str]:
     """`adlm WORDS ...`; `first` is Python that each process runs before it."""
-    script = folder / "two.py"
+    return torchrun(folder, 2, 0, *words, first=first)
+
+
+def torchrun(
+    folder: Path, num: int, restarts: int, *words: object, first: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The same by `num` processes, which are restarted if one of them fails."""
+    script = folder / "command.py"
     script.write_text(f"{first}\nimport sys\nfrom adlm.cli.main import main\nsys.exit(main(sys.argv[1:]))\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
+    command += ["--max-restarts", str(restarts), str(script)]
     return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=False, timeout=600)
 
 

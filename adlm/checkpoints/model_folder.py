@@ -65,11 +65,14 @@ def replace_model_folder(model: ModelFolder, folder: Path) -> None:
             write_file(part / TEMPLATE, model.chat_template)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file; OSError if that is not possible."""
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file; OSError if that is not possible.
+
+    More than one entry of metadata is written in random order.
+    """
     try:
         contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, path, metadata={"format": "pt"})
+        save_file(contiguous, path, metadata=dict(metadata or {"format": "pt"}))
     except SafetensorError as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
         raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None

@@ -229,7 +229,7 @@ class PendingReport:
     """Over all processes."""
 
 
-def add_report(counters: Counters, pending: PendingReport, config: Config, resume_hint: str) -> Counters:
+def add_report(counters: Counters, pending: PendingReport, config: Config, resume_hint: Callable[[], str]) -> Counters:
     """Add the report of a step to the counters; UserError after too many consecutive steps that were not finite."""
     report = pending.report
     names = ("loss", "nats", *report.parts)
@@ -238,11 +238,12 @@ def add_report(counters: Counters, pending: PendingReport, config: Config, resum
     if not finite:
         counters = replace(counters, skipped=counters.skipped + 1, skipped_in_a_row=counters.skipped_in_a_row + 1)
         if counters.skipped_in_a_row > config.train.skip_limit:
+            hint = resume_hint()
             raise UserError(
                 f"the loss or its gradient was not finite at {counters.skipped_in_a_row} steps in a row, the last of "
                 f"them step {counters.step} (loss {means[0]:.4g}, gradient norm {norm:.4g}), and train.skip_limit is "
-                f"{config.train.skip_limit}; none of them changed the weights. {resume_hint[0].upper()}"
-                f"{resume_hint[1:]}. Try a lower train.learning_rate or a longer train.warm_up_steps in a new run"
+                f"{config.train.skip_limit}; none of them changed the weights. {hint[0].upper()}{hint[1:]}"
+                f". Try a lower train.learning_rate or a longer train.warm_up_steps in a new run"
             )
         return counters
     window = dict(counters.window)

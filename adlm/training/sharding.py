@@ -1,19 +1,23 @@
-"""Sharding of the weights over processes (FSDP2), and gathering them again. No losses, no files.
+"""Sharding of the weights over processes (FSDP2), gathering them again, and who saves what. No losses, no files.
 
 The processes that torchrun started form a mesh of `replicate` rows and `shard` columns. The processes of a row hold
 different shards of the weights, those of a column hold the same shard. A single process has no mesh and no
 communication.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from adlm import distributed
+from adlm.checkpoints.tensor_files import Rows
 from adlm.config.schema import Train
 from adlm.distributed import Processes, local_device, process_group, rank_and_size
 from adlm.errors import UserError
@@ -28,7 +32,7 @@ def training_processes(train: Train, report: Callable[[str], None]) -> Iterator[
     """Join the processes that torchrun started and build their mesh; a single process without torchrun."""
     device = local_device(train.device, "train.device")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with process_group(report, backend, timeout=None) if "RANK" in os.environ else nullcontext():
+    with process_group(report, backend, distributed.TRAINING_TIMEOUT) if "RANK" in os.environ else nullcontext():
         rank, num_ranks = rank_and_size()
         shape = mesh_shape(train, num_ranks)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")) if num_ranks > 1 else None
@@ -89,9 +93,28 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def load_tensor(tensor: Tensor, full: Tensor) -> None:
-    """Copy an unsharded tensor into one that may be sharded. No communication: every process has the whole `full`."""
-    if isinstance(tensor, DTensor):
-        local = full.to(tensor.device)
-        full = distribute_tensor(local, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.copy_(full)
+def own_rows(tensor: Tensor) -> Rows:
+    """The rows of a tensor that this process holds."""
+    if not isinstance(tensor, DTensor):
+        return Rows(tensor, 0, tensor.shape)
+    assert tensor.placements == (Replicate(), Shard(0))
+    shard, num_rows = tensor.device_mesh["shard"], len(tensor)
+    first = shard.get_local_rank() * math.ceil(num_rows / shard.size())  # as torch.chunk divides them
+    return Rows(tensor.to_local(), min(first, num_rows), tensor.shape)
+
+
+def rows_to_save(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, Rows]:
+    """Copies on the CPU of the rows that this process saves.
+
+    Replicas divide the rows that each of them holds. So every process copies and writes an equal part.
+    """
+    rows = {}
+    for name, tensor in tensors.items():
+        own = own_rows(tensor)
+        if isinstance(tensor, DTensor):
+            replicate, num = tensor.device_mesh["replicate"], len(own.tensor)
+            start, stop = (num * (replicate.get_local_rank() + end) // replicate.size() for end in (0, 1))
+            own = Rows(own.tensor[start:stop], own.first + start, own.shape)
+        if len(own.tensor) if isinstance(tensor, DTensor) else processes.is_main_process:
+            rows[name] = replace(own, tensor=own.tensor.detach().to("cpu", copy=True))
+    return rows

@@ -71,7 +71,7 @@ def _handle_signals(receiver: socket.socket, stop: Stop, report: Callable[[str],
 
 
 @contextmanager
-def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: str) -> Iterator[None]:
+def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: Callable[[], str]) -> Iterator[None]:
     """Turn out-of-memory and compiler errors into a UserError that names the options to change.
 
     `rows` is the number of sequences in a micro-batch.
@@ -79,18 +79,18 @@ def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: str
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
-        raise _out_of_memory_error(config, rows, step, resume_hint) from None
+        raise _out_of_memory_error(config, rows, step, resume_hint()) from None
     except RuntimeError as error:
         if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
             from torch._inductor.runtime.cache_dir_utils import cache_dir  # slow to import
 
             raise UserError(
                 f"torch.compile failed ({str(error).strip().partition(chr(10))[0]}); delete its cache, which a "
-                f"killed process may have damaged ({cache_dir()}), or add train.compile=off; {resume_hint}"
+                f"killed process may have damaged ({cache_dir()}), or add train.compile=off; {resume_hint()}"
             ) from None
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        raise _out_of_memory_error(config, rows, step, resume_hint) from None
+        raise _out_of_memory_error(config, rows, step, resume_hint()) from None
 
 
 def _out_of_memory_error(config: Config, rows: int, step: int, resume_hint: str) -> UserError:

@@ -22,7 +22,7 @@ from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
 from adlm.models.lora import trained_parameters
 from adlm.models.transformer import num_parameters
-from adlm.training import run_folder
+from adlm.training import run_checkpoints, run_folder
 from adlm.training.metrics import (
     Counters,
     Metrics,
@@ -34,7 +34,9 @@ from adlm.training.metrics import (
     metrics_line,
 )
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
-from adlm.training.run_folder import Checkpoint, RunFolder
+from adlm.training.run_checkpoints import Checkpoint
+from adlm.training.run_folder import RunFolder
+from adlm.training.saving import Saving
 from adlm.training.sharding import training_processes
 from adlm.training.step import (
     MicroBatch,
@@ -115,6 +117,7 @@ class TrainContext:
     reporter: Reporter | None
     """None except in the main process."""
     stop: Stop
+    saving: Saving
 
 
 def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = open_text_task) -> TrainOutcome:
@@ -126,7 +129,7 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
             micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
             config = _with_saved_options(config, run, processes)
-            found = processes.on_main_process(lambda: run_folder.find_checkpoint(run.checkpoints, report))
+            found = processes.on_main_process(lambda: run_checkpoints.find_checkpoint(run.checkpoints, report))
             latest: Checkpoint | None = processes.broadcast(found)
             previous: Mapping[str, Any] | None = None if run.config is None else run_folder.config_as_json(run.config)
             if latest is not None:
@@ -147,13 +150,14 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
                     report(note)
                 run_folder.save_run(run, config, task.fingerprint)
                 if latest is not None:
-                    run_folder.set_damaged_aside(latest)
-                    run_folder.prune_checkpoints(run.checkpoints, config.train.keep)
+                    run_checkpoints.set_damaged_aside(latest)
+                    run_checkpoints.prune_checkpoints(run.checkpoints, config.train.keep)
             metrics = Metrics(out, config, counters.step, reporter) if main else None
             try:
-                with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
+                saving = Saving(run.checkpoints, processes, config.train.keep)
+                with stop_on_signals(report) as stop, saving:  # a signal before ends the process: setup can be redone
                     main_reporter = reporter if main else None
-                    context = TrainContext(config, processes, run, task, state, metrics, main_reporter, stop)
+                    context = TrainContext(config, processes, run, task, state, metrics, main_reporter, stop, saving)
                     return _training_loop(context, counters)
             finally:
                 if metrics is not None:
@@ -195,7 +199,7 @@ def _resume(latest: Checkpoint | None, state: TrainState, report: Callable[[str]
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
         return Counters()
-    run_folder.load_tensors(latest, state.named_tensors())
+    run_checkpoints.load_tensors(latest, state.named_tensors())
     if state.ema is not None:
         state.ema.num_updates.fill_(latest.counters.num_updates)
     report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
@@ -211,11 +215,12 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         step 2  launched; while the device computes it, the report of step 1 is read; counters.step = 2
                 2 is a multiple of log_every: the report of step 2 is read too, and a line with the mean of both written
         step 3  launched; nothing is pending; counters.step = 3
-                3 is the last step: its report is read; validation, a line, then the checkpoint and RUN/model
+                3 is the last step: its report is read; validation, a line, RUN/model, then the checkpoint
 
-    A signal during step 2 is seen before step 3: the processes sum (tokens, stopped, failed), so all of them stop after
-    the same step, read its report, write its checkpoint and return. The rerun command starts here with counters.step 2.
-    Every random number is derived from the seed and the step, so it ends with the bytes of an uninterrupted run.
+    A signal during step 2 is seen before step 3: the processes sum (tokens, stopped, failed, saved), so all of them
+    stop after the same step, read its report, write its checkpoint and return. The rerun command starts here with
+    counters.step 2. Every random number is derived from the seed and the step, so it ends with the bytes of an
+    uninterrupted run. By the same sum they learn that all have written their files of a checkpoint.
     """
     train, processes, task, first_step = context.config.train, context.processes, context.task, counters.step
     batches = task.training.batches(counters.position)
@@ -241,7 +246,10 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
             batch = error
         parts = [] if isinstance(batch, UserError) else _micro_batches(context, batch)
         num_tokens = count_tokens(context.state.method, parts)
-        tokens, stopped, failed = processes.sum([num_tokens, context.stop.signal != 0, isinstance(batch, UserError)])
+        flags = (context.stop.signal != 0, isinstance(batch, UserError), context.saving.is_written)
+        tokens, stopped, failed, saved = processes.sum([num_tokens, *flags])
+        if saved == processes.num_ranks:
+            context.saving.finish()
         if stopped or failed:
             return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
         assert isinstance(batch, TrainingBatch)
@@ -285,8 +293,7 @@ def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], to
     train, state, processes = context.config.train, context.state, context.processes
     set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    resume_hint = run_folder.describe_last(context.run.checkpoints)
-    with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
+    with explain_out_of_memory(context.config, len(parts[0].x), counters.step, context.saving.describe_last):
         report = train_step(
             state,
             parts,
@@ -301,7 +308,7 @@ def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], to
 def _add_pending(context: TrainContext, counters: Counters, pending: PendingReport | None) -> Counters:
     if pending is None:
         return counters
-    return add_report(counters, pending, context.config, run_folder.describe_last(context.run.checkpoints))
+    return add_report(counters, pending, context.config, context.saving.describe_last)
 
 
 def _is_multiple(step: int, *intervals: int) -> bool:
@@ -360,15 +367,16 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 
 
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
-    """Write a checkpoint and RUN/model of this step."""
-    processes, checkpoints = context.processes, context.run.checkpoints
+    """Write RUN/model and begin to save a checkpoint of this step.
+
+    One after the other, so that the main process does not hold both, and the checkpoint of an earlier step, in memory.
+    """
+    context.saving.finish()
     if context.metrics is not None:
         context.metrics.sync()
-    nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
-    run_folder.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
-    if processes.is_main_process:
-        run_folder.prune_checkpoints(checkpoints, context.config.train.keep)
     _save_model(context, context.run.path / "model")
+    nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
+    context.saving.start(context.state.named_tensors(), counters, nats, config)
 
 
 def _save_model(context: TrainContext, path: Path) -> None:
@@ -380,9 +388,11 @@ def _stop_early(
     context: TrainContext, counters: Counters, batch: TrainingBatch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
     """Checkpoint and stop, after a signal or because the data cannot be read."""
-    path = context.run.checkpoints / run_folder.checkpoint_name(counters.step)
+    context.saving.finish()
+    path = context.run.checkpoints / run_checkpoints.checkpoint_name(counters.step)
     if counters.step and not context.processes.broadcast(path.is_dir()):
         _save_checkpoint(context, counters, None)
+        context.saving.finish()
     elif counters.step and counters.step == first_step:
         _save_model(context, context.run.path / "model")
     if failed:

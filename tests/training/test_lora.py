@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import mostly_slow, small_model
-from small_runs import RecordingReporter, corpus, logged, run_on_two
+from small_runs import RecordingReporter, corpus, logged, run_on
 from small_runs import run as small_run
 from worlds import randomized
 
@@ -156,7 +156,7 @@ def test_two_processes_train_like_one(folders, tmp_path, family, optimizer):
     words += [f"train.optimizer={optimizer}", "model.bridge=logits"]
     small_run(prepared, tmp_path / "single", *words)
     cases = {name: (tmp_path / name, (*words, *more)) for name, more in PROCESSES.items()}
-    run_on_two(prepared, cases)
+    run_on(2, prepared, cases)
     for name in cases:
         ours, single = adapter_of(tmp_path / name), adapter_of(tmp_path / "single")
         for key in single:

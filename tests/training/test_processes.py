@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_runs import NEEDS, corpus, logged, run, run_on_two, weights
+from small_runs import NEEDS, corpus, logged, run, run_on, weights
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
@@ -57,7 +57,7 @@ def test_two_processes_train_like_one(tmp_path):
     for name, words in REFERENCES.items():
         run(prepared, tmp_path / name, *EXACT, *words)
     run(prepared, tmp_path / "one then two", *EXACT, "train.steps=10")
-    run_on_two(prepared, {name: (tmp_path / name, (*EXACT, *words)) for name, (words, _) in CASES.items()})
+    run_on(2, prepared, {name: (tmp_path / name, (*EXACT, *words)) for name, (words, _) in CASES.items()})
     run(prepared, tmp_path / "two then one", *EXACT)
     for name, (_, reference) in CASES.items():
         tolerance = 1e-5 if name == "float32" else 1e-10

@@ -17,7 +17,7 @@ from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
 from adlm.models.transformer import num_parameters
-from adlm.training import run_folder, train
+from adlm.training import run_checkpoints, run_folder, train
 from adlm.training.metrics import ValidationResult
 from adlm.training.task import TextTask
 
@@ -166,7 +166,7 @@ def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a run on another text: .* restore it"):
         run(Path(), tmp_path / "run", *stream)
     text.write_text(original)
-    latest = run_folder.find_checkpoint(tmp_path / "run" / "checkpoints", print)
+    latest = run_checkpoints.find_checkpoint(tmp_path / "run" / "checkpoints", print)
     assert latest is not None
     steps = latest.counters.step
     assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
@@ -222,7 +222,7 @@ def test_a_changed_number_in_a_checkpoint_is_detected(change, prepared, finished
 def test_a_checkpoint_with_an_invalid_manifest_is_damaged(content, out):
     (out / "checkpoints" / "step-00000004" / "checkpoint.json").write_bytes(content.encode("latin-1"))
     messages: list[str] = []
-    latest = run_folder.find_checkpoint(out / "checkpoints", messages.append)
+    latest = run_checkpoints.find_checkpoint(out / "checkpoints", messages.append)
     assert latest is not None
     assert latest.counters.step == 2
     assert "step-00000004 is damaged" in messages[0]

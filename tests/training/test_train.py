@@ -24,7 +24,7 @@ from adlm import load
 from adlm.data.prepare.prepared import open_prepared
 from adlm.errors import UserError
 from adlm.registry import METHODS
-from adlm.training import run_folder, stopping, train
+from adlm.training import run_checkpoints, saving, stopping, train
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_a_run_with_unigram_start_begins_at_the_unigram_cross_entropy(name, prep
     )
 
 
+TENSORS = "tensors-00001-of-00001.safetensors"
 RESUMED = ("train.steps=14", "train.checkpoint_every=3", "train.valid_every=4", "train.keep=2")
 
 
@@ -94,7 +95,7 @@ def assert_same_run(out: Path, uninterrupted: Path) -> None:
         json.loads((path / "checkpoints/step-00000014/checkpoint.json").read_text()) for path in (out, uninterrupted)
     ]
     assert manifests[0]["counters"] == manifests[1]["counters"]
-    assert manifests[0]["tensors"] == manifests[1]["tensors"]
+    assert manifests[0]["files"] == manifests[1]["files"]
 
 
 def newest(out: Path) -> str:
@@ -126,7 +127,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_bits(number, pr
     process = start(prepared, tmp_path, *RESUMED, f"signal={number}")
     process.join()
     assert process.exitcode == 128 + number
-    stopped = run_folder.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
+    stopped = run_checkpoints.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
     assert stopped is not None
     assert stopped.counters.step == 5
     assert (tmp_path / "model" / "model.safetensors").is_file()
@@ -153,10 +154,10 @@ def flip(path: Path) -> None:
 
 
 DAMAGES = [
-    ("tensors.safetensors", flip, "its checksum differs"),
+    (TENSORS, flip, "its checksum differs"),
     ("checkpoint.json", cut, "checkpoint.json cannot be read"),
-    ("tensors.safetensors", cut, "bytes instead of"),
-    ("tensors.safetensors", Path.unlink, "tensors.safetensors is missing"),
+    (TENSORS, cut, "bytes instead of"),
+    (TENSORS, Path.unlink, f"{TENSORS} is missing"),
     ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
 ]
 
@@ -177,7 +178,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again(prepared, uninterrupted, tmp_path):
     out = copy_of(uninterrupted, tmp_path)
     for path in (out / "checkpoints").iterdir():
-        cut(path / "tensors.safetensors")
+        cut(path / TENSORS)
     with pytest.raises(UserError, match="all of them damaged; restore one, or move"):
         run(prepared, out, *RESUMED)
 
@@ -189,11 +190,11 @@ class Attack:
 
 def replace_tensors(path: Path, content: bytes) -> None:
     """Replace the tensors of a checkpoint and correct its checksums."""
-    (path / "tensors.safetensors").write_bytes(content)
+    (path / TENSORS).write_bytes(content)
     manifest = json.loads((path / "checkpoint.json").read_text())
-    manifest["tensors"] = run_folder._size_and_checksum(path / "tensors.safetensors")
+    manifest["files"] = {TENSORS: run_checkpoints.size_and_checksum(path / TENSORS)}
     manifest.pop("sha256")
-    run_folder.write_manifest(path / "checkpoint.json", manifest)
+    run_checkpoints.write_manifest(path / "checkpoint.json", manifest)
 
 
 def test_a_checkpoint_cannot_run_code(prepared, uninterrupted, tmp_path, monkeypatch):
@@ -217,7 +218,7 @@ def test_tensors_of_another_model_are_a_user_error(shape, error, prepared, unint
     """Without one of the tensors, or with one of another shape, even one that would broadcast."""
     out = copy_of(uninterrupted, tmp_path)
     path = out / "checkpoints" / "step-00000014"
-    tensors = load_file(path / "tensors.safetensors")
+    tensors = load_file(path / TENSORS)
     name = min(tensor for tensor in tensors if tensor.startswith("weights."))
     del tensors[name]
     replace_tensors(path, save(tensors if shape is None else {**tensors, name: torch.zeros(shape)}))
@@ -229,15 +230,15 @@ def no_space(*values, **named):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("name", mostly_slow(["write_tensors", "write_manifest"], "write_manifest"))
+@pytest.mark.parametrize("name", mostly_slow(["write_rows", "write_manifest"], "write_manifest"))
 def test_a_full_disk_is_a_user_error_and_loses_nothing(name, prepared, uninterrupted, tmp_path, monkeypatch):
     """The checkpoint of step 9 does not fit; that of step 6 is intact, and with free space the run ends the same."""
-    original = getattr(run_folder, name)
+    original = getattr(saving, name)
 
     def full(*values, **named):
         return no_space() if (tmp_path / "checkpoints/step-00000006").exists() else original(*values, **named)
 
-    monkeypatch.setattr(run_folder, name, full)
+    monkeypatch.setattr(saving, name, full)
     with pytest.raises(
         UserError, match=r"step-00000009 cannot be written: No space left.*last checkpoint is .*step-00000006"
     ):
@@ -396,18 +397,18 @@ def test_out_of_memory_names_the_options_to_change(tiny_config):
     error = rf"in step 8 with 64 sequences of up to 8 tokens.*train.micro_batch=32 {same}.*train.recompute=true"
     with (
         pytest.raises(UserError, match=error),
-        stopping.explain_out_of_memory(config, 64, 7, "there is no checkpoint yet"),
+        stopping.explain_out_of_memory(config, 64, 7, lambda: "there is no checkpoint yet"),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with (
         pytest.raises(UserError, match=error),
-        stopping.explain_out_of_memory(config, 64, 7, "there is no checkpoint yet"),
+        stopping.explain_out_of_memory(config, 64, 7, lambda: "there is no checkpoint yet"),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
     with_dropout = replace(config, model=replace(config.model, dropout=0.1))
     with (
         pytest.raises(UserError, match="the result is the same in distribution"),
-        stopping.explain_out_of_memory(with_dropout, 64, 7, "there is no checkpoint yet"),
+        stopping.explain_out_of_memory(with_dropout, 64, 7, lambda: "there is no checkpoint yet"),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -419,7 +420,7 @@ def test_a_compiler_failure_names_the_compilers_cache(tiny_config):
     error = r"torch.compile failed \(OSError: file too short\); delete its cache, .*train.compile=off; there is no"
     with (
         pytest.raises(UserError, match=error),
-        stopping.explain_out_of_memory(tiny_config, 64, 7, "there is no checkpoint yet"),
+        stopping.explain_out_of_memory(tiny_config, 64, 7, lambda: "there is no checkpoint yet"),
     ):
         raise InductorError(OSError("file too short"), None)
 
