@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_models import mostly_slow
 from torch.distributed.run import get_args_parser
 
 from adlm.cli.main import COMMANDS
@@ -67,7 +68,7 @@ def check_torchrun(words: Sequence[str], endpoint: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("corpus", ["owt", "lm1b"])
+@pytest.mark.parametrize("corpus", mostly_slow(["owt", "lm1b"], "owt"))
 def test_slurm_trains_every_method_of_a_corpus_by_torchrun_on_all_machines(corpus, cluster):
     run_script(f"{corpus}.sh", f"prepared/{corpus}", "runs")
     outs = [check_torchrun(call[1:], "node-a:29500") for call in cluster() if call[0] == "torchrun"]

@@ -440,7 +440,7 @@ def speculative(block_length: int, length: int = 4, **model):
     return built(replace(config, train=replace(config.train, causal_weight=1.0)))
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("cached", mostly_slow([False, True], True))
 @pytest.mark.parametrize(
     ("block_length", "drafts", "chain"),
     mostly_slow([(2, 1, 0), (3, 2, 0), (4, 3, 0), (4, 1, 0), (2, 0, 0), (2, 1, 5), (4, 3, 5)], (2, 1, 0), (2, 1, 5)),
