@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ def test_imports_keep_the_three_rules(path):
     importer = path.relative_to(PACKAGE).with_suffix("").parts
     for module in imported(path):
         assert may_import(importer, tuple(module.split(".")[1:])), f"{'.'.join(importer)} imports {module}"
+
+
+def test_no_class_has_the_name_of_another():
+    trees = [ast.parse(path.read_text()) for path in FILES]
+    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_every_package_has_its_place():

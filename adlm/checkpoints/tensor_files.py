@@ -24,7 +24,7 @@ METADATA, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # torch's names
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """Consecutive rows of a tensor, those that one process holds; of a tensor without dimensions, the tensor."""
 
     tensor: Tensor
@@ -34,7 +34,7 @@ class Rows:
     """Of the whole tensor."""
 
 
-def write_rows(rows: Mapping[str, Rows], path: Path) -> None:
+def write_rows(rows: Mapping[str, TensorRows], path: Path) -> None:
     """Write a file; OSError if that is not possible. Equal rows give equal bytes."""
     tensors = {name: part.tensor for name, part in rows.items()}
     offsets = {
@@ -44,7 +44,7 @@ def write_rows(rows: Mapping[str, Rows], path: Path) -> None:
 
 
 @torch.no_grad()
-def read_rows(paths: Iterable[Path], rows: Mapping[str, Rows]) -> None:
+def read_rows(paths: Iterable[Path], rows: Mapping[str, TensorRows]) -> None:
     """Copy saved rows into the tensors, and read no others. ValueError if the files do not fit them.
 
     Files without offsets hold whole tensors.
@@ -64,7 +64,7 @@ def read_rows(paths: Iterable[Path], rows: Mapping[str, Rows]) -> None:
             raise ValueError(str(error)) from None  # AttributeError: a dtype that torch lacks
 
 
-def _read(name: str, pieces: list[tuple[int, Any]], part: Rows) -> None:
+def _read(name: str, pieces: list[tuple[int, Any]], part: TensorRows) -> None:
     """Copy the overlap of `part` with every piece: its first row, and its safetensors slice, in the order of rows."""
     if not pieces:
         raise ValueError(f"{name} is missing")

@@ -14,7 +14,7 @@ from adlm.request import Request, option
 from adlm.training.gpus import GPUS
 
 if TYPE_CHECKING:  # importing torch takes seconds
-    from adlm.apps.plan.estimate import Check, Plan
+    from adlm.apps.plan.estimate import PlanCheck, Plan
 
 Changes = Mapping[str, int]
 """Values of options of `train`."""
@@ -116,7 +116,7 @@ def _overrides(changes: "Changes") -> list[str]:
     return [f"train.{name}={str(value).lower()}" for name, value in changes.items()]
 
 
-def _assumptions(config: Config, request: PlanRequest, planned: "Plan", found: "Sequence[Check]") -> list[str]:
+def _assumptions(config: Config, request: PlanRequest, planned: "Plan", found: "Sequence[PlanCheck]") -> list[str]:
     lines = [
         f"on one H200 the memory is off by at most {_largest(check.memory_error for check in found):.0%}, the speed by "
         f"at most {_largest(check.speed_error for check in found):.0%} ({len(found)} measurements: adlm plan --check)",
@@ -166,7 +166,7 @@ def _largest(errors: "Iterable[float | None]") -> float:
 
 
 def _as_json(
-    request: PlanRequest, planned: "Plan", fitting: "tuple[Changes, Plan] | None", found: "Sequence[Check]"
+    request: PlanRequest, planned: "Plan", fitting: "tuple[Changes, Plan] | None", found: "Sequence[PlanCheck]"
 ) -> dict[str, Any]:
     return {
         "gpu": request.gpu,
@@ -181,7 +181,7 @@ def _as_json(
     }
 
 
-def _check_as_json(check: "Check") -> dict[str, Any]:
+def _check_as_json(check: "PlanCheck") -> dict[str, Any]:
     return {
         **asdict(check.measurement),
         "planned_gib": check.gib,
@@ -191,7 +191,7 @@ def _check_as_json(check: "Check") -> dict[str, Any]:
     }
 
 
-def _format_checks(found: "Sequence[Check]") -> str:
+def _format_checks(found: "Sequence[PlanCheck]") -> str:
     """A table in Markdown, as in docs/plan.md."""
     lines = ["| config | GiB, measured | planned | tokens/s, measured | planned |", "|---|---|---|---|---|"]
     for check in found:

@@ -35,7 +35,7 @@ class TooLargeError(Exception):
     """An automaton or the work of making it exceeds a limit; `patterns.byte_automaton` makes it a user error."""
 
 
-class Work:
+class Budget:
     """Counts the elementary steps for a constraint, all its parts together."""
 
     def __init__(self, most: int = MAX_WORK):
@@ -63,7 +63,7 @@ class ByteAutomaton:
 
 
 def minimised(
-    table: NDArray[np.int32], class_of: NDArray[np.int64], final: NDArray[np.bool_], work: Work | None = None
+    table: NDArray[np.int32], class_of: NDArray[np.int64], final: NDArray[np.bool_], budget: Budget | None = None
 ) -> ByteAutomaton:
     """The automaton with the fewest states for the same texts, of next states (D, C), all of them reachable.
 
@@ -71,19 +71,19 @@ def minimised(
     longest texts from a state on, which settles most automata in a few rounds; one that takes too many keeps its
     states. New classes are found by 64-bit hashes, and checked exactly at the end.
     """
-    work = work or Work()
-    shortest = _shortest(table, final, work)
+    budget = budget or Budget()
+    shortest = _shortest(table, final, budget)
     alive = shortest >= 0
     if not alive[0]:
         return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
     table = np.where(alive[table] & (table != DEAD), table, DEAD)  # without dead ends
-    first_label = (shortest + 1) * (len(table) + 1) + _longest(table, work) + 1
+    first_label = (shortest + 1) * (len(table) + 1) + _longest(table, budget) + 1
     table = np.where(table == DEAD, len(alive), table)  # one more state, of label 0
     label, num_labels = np.append(np.where(alive, first_label, 0), 0), 0
     factors = mixed(np.arange(table.shape[1])) | np.uint64(1)
     size = len(table) * (table.shape[1] + 16)
-    for _ in range(max(1, min(MAX_REFINEMENT, work.left * REFINED_A_STEP) // size)):
-        work.left -= size // REFINED_A_STEP
+    for _ in range(max(1, min(MAX_REFINEMENT, budget.left * REFINED_A_STEP) // size)):
+        budget.left -= size // REFINED_A_STEP
         hashes = mixed(label)
         signature = hashes[:-1].copy()
         for number, factor in enumerate(factors):
@@ -142,12 +142,12 @@ class _Predecessors:
         return self.sources[np.repeat(self.ends[states] - np.cumsum(nums) + nums, nums) + np.arange(nums.sum())]
 
 
-def _shortest(table: NDArray[np.int32], final: NDArray[np.bool_], work: Work) -> NDArray[np.int64]:
+def _shortest(table: NDArray[np.int32], final: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """(D,), the fewest bytes after which a state is final; -1 if it never is."""
     predecessors, distance = _Predecessors.of(table), np.where(final, 0, -1)
     reached, length = final.nonzero()[0], 0
     while len(reached):
-        work.count(STEPS_A_ROUND)
+        budget.count(STEPS_A_ROUND)
         length += 1
         before = predecessors.before(reached)
         reached = np.unique(before[distance[before] < 0])
@@ -155,14 +155,14 @@ def _shortest(table: NDArray[np.int32], final: NDArray[np.bool_], work: Work) ->
     return distance
 
 
-def _longest(table: NDArray[np.int32], work: Work) -> NDArray[np.int64]:
+def _longest(table: NDArray[np.int32], budget: Budget) -> NDArray[np.int64]:
     """(D,), the most bytes after which a state is not DEAD; -1 if there is no most."""
     predecessors = _Predecessors.of(table)
     longest, length = np.full(len(table), -1), 0
     num_left = np.bincount(predecessors.sources, minlength=len(table))  # of its next states, those without a most yet
     done = (num_left == 0).nonzero()[0]
     while len(done):
-        work.count(STEPS_A_ROUND)
+        budget.count(STEPS_A_ROUND)
         longest[done] = length
         length += 1
         before, times = np.unique(predecessors.before(done), return_counts=True)
@@ -171,17 +171,17 @@ def _longest(table: NDArray[np.int32], work: Work) -> NDArray[np.int64]:
     return longest
 
 
-def intersection(first: ByteAutomaton, second: ByteAutomaton, work: Work | None = None) -> ByteAutomaton:
+def intersection(first: ByteAutomaton, second: ByteAutomaton, budget: Budget | None = None) -> ByteAutomaton:
     """Accepts what both accept; minimised."""
-    return _product(first, second, False, work or Work())
+    return _product(first, second, False, budget or Budget())
 
 
-def difference(first: ByteAutomaton, second: ByteAutomaton, work: Work | None = None) -> ByteAutomaton:
+def difference(first: ByteAutomaton, second: ByteAutomaton, budget: Budget | None = None) -> ByteAutomaton:
     """Accepts what the first accepts and the second does not; minimised."""
-    return _product(first, second, True, work or Work())
+    return _product(first, second, True, budget or Budget())
 
 
-def _product(first: ByteAutomaton, second: ByteAutomaton, negated: bool, work: Work) -> ByteAutomaton:
+def _product(first: ByteAutomaton, second: ByteAutomaton, negated: bool, budget: Budget) -> ByteAutomaton:
     """The reachable pairs of states. A difference goes on where the second automaton is dead, which accepts all."""
     dead, num = len(first.final), len(second.final) + 1
     columns, class_of = byte_classes(np.concatenate([first.next, second.next]))
@@ -192,7 +192,7 @@ def _product(first: ByteAutomaton, second: ByteAutomaton, negated: bool, work: W
     codes, parts, seen = np.zeros(1, dtype=np.int64), [], {0}  # a pair is first * num + second
     found = [codes]
     while len(codes):
-        work.count(codes.size * columns.shape[1] // CELLS_A_STEP + STEPS_A_ROUND)
+        budget.count(codes.size * columns.shape[1] // CELLS_A_STEP + STEPS_A_ROUND)
         one, other = first_next[codes // num], second_next[codes % num]
         targets = np.where((one == dead) | ((other == num - 1) & (not negated)), -1, one * num + other)
         parts.append(targets)
@@ -207,18 +207,18 @@ def _product(first: ByteAutomaton, second: ByteAutomaton, negated: bool, work: W
     place = np.minimum(np.searchsorted(pairs, table, sorter=order), len(pairs) - 1)
     numbers = np.where(table < 0, DEAD, order[place]).astype(np.int32)
     final = first.final[pairs // num] & (np.append(second.final, False)[pairs % num] != negated)
-    automaton = minimised(numbers, class_of, final, work)
+    automaton = minimised(numbers, class_of, final, budget)
     if len(automaton.final) > MAX_BYTE_STATES:
         raise TooLargeError
     return automaton
 
 
-def of_texts(texts: Iterable[str], work: Work | None = None) -> ByteAutomaton:
+def of_texts(texts: Iterable[str], budget: Budget | None = None) -> ByteAutomaton:
     """Accepts these texts: their trie with equal ends merged, made in one pass over the sorted texts; minimal."""
     registered: dict[tuple[bool, tuple[tuple[int, int], ...]], int] = {}
     path: list[tuple[int, bool, list[tuple[int, int]]]] = []  # the last text: a byte, and the state after it
     start: list[tuple[int, int]] = []
-    is_start_final, last, work = False, b"", work or Work()
+    is_start_final, last, budget = False, b"", budget or Budget()
 
     def close(depth: int) -> None:
         """Number the states of the last text below a depth: nothing will be added to them."""
@@ -230,7 +230,7 @@ def of_texts(texts: Iterable[str], work: Work | None = None) -> ByteAutomaton:
             (path[-1][2] if path else start).append((byte, number))
 
     for data in sorted({text.encode() for text in texts if not _has_surrogate(text)}):
-        work.count(len(data))
+        budget.count(len(data))
         shared = 0
         while shared < len(last) and last[shared] == data[shared]:  # sorted, so `data` is not a prefix of `last`
             shared += 1

@@ -23,9 +23,9 @@ import numpy as np
 from adlm.constraints.byte_automata import (
     DEAD,
     MAX_BYTE_STATES,
+    Budget,
     ByteAutomaton,
     TooLargeError,
-    Work,
     after_text,
     difference,
     intersection,
@@ -118,7 +118,7 @@ class _Compiler:
     """Makes deterministic automata of expressions."""
 
     def __init__(self) -> None:
-        self.work = Work()
+        self.budget = Budget()
         self.parts: dict[int, ByteAutomaton] = {}
         """Of parts of nondeterministic automata, by identity: a part may be in several places."""
 
@@ -129,14 +129,14 @@ class _Compiler:
 
     def automaton(self, expression: Expression) -> ByteAutomaton:
         if isinstance(expression, OneOf):
-            return of_texts(expression.texts, self.work)
+            return of_texts(expression.texts, self.budget)
         if isinstance(expression, Intersection):
             parts = sorted(map(self.automaton, expression.parts), key=lambda automaton: len(automaton.final))
             found = parts[0]
             for part in parts[1:]:
-                found = intersection(found, part, self.work)
+                found = intersection(found, part, self.budget)
             for part in map(self.automaton, expression.excluded):
-                found = difference(found, part, self.work)
+                found = difference(found, part, self.budget)
             return found
         nfa = _Nfa(self)
         nfa.final = nfa.add(expression, nfa.new_state())
@@ -320,7 +320,7 @@ class _Nfa:
             targets: list[set[int]] = [set() for _ in starts]
             for low, high, target in (edge for state in subset for edge in self.edges[state]):
                 covered = range(class_of[low], class_of[high] + 1)
-                self.compiler.work.count(len(covered))
+                self.compiler.budget.count(len(covered))
                 for each in covered:
                     targets[each].add(target)
             row = []
@@ -335,10 +335,10 @@ class _Nfa:
                         subsets.append(after)
                     known[key] = numbers[after]
                 row.append(known[key] if key else DEAD)
-            self.compiler.work.count(len(row))
+            self.compiler.budget.count(len(row))
             rows.append(row)
         final = np.array([self.final in subset for subset in subsets])
-        return minimised(np.array(rows, dtype=np.int32), class_of, final, self.compiler.work)
+        return minimised(np.array(rows, dtype=np.int32), class_of, final, self.compiler.budget)
 
     def _closure(self, states: set[int], closures: dict[int, frozenset[int]]) -> frozenset[int]:
         """The states that are reached without a byte and matter: they read one or are final."""
@@ -348,9 +348,9 @@ class _Nfa:
                 new = [each for each in self.skips[waiting.pop()] if each not in found]
                 found.update(new)
                 waiting += new
-                self.compiler.work.count(1 + len(new))
+                self.compiler.budget.count(1 + len(new))
             closures[state] = frozenset(each for each in found if self.edges[each] or each == self.final)
-        self.compiler.work.count(sum(len(closures[state]) for state in states))
+        self.compiler.budget.count(sum(len(closures[state]) for state in states))
         return frozenset().union(*(closures[state] for state in states))
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from adlm.constraints.holes import ConstrainedHole
-from adlm.data.rows.holes import Hole, before_first_hole
+from adlm.data.rows.holes import RowHole, before_first_hole
 from adlm.errors import UserError
 from adlm.methods.inputs import has_text_after_hole, not_pad
 from adlm.sampling.frame import Ending, Frame, first_frame, last_frame
@@ -41,7 +41,7 @@ class ArrangedRow:
 
     ids: list[int]
     """What comes before the first one: `before_first_hole`; of a prompt, the prompt."""
-    holes: list[Hole]
+    holes: list[RowHole]
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def arrange_row(row: list[int], may_end: list[bool], mask_id: int, hole_id: int,
     """`may_end` is True in holes of unknown length."""
     first = len(row) - row.count(mask_id)
     if mask_id not in row[:first]:
-        return ArrangedRow(row[:first], [Hole(first, len(row), True)])
+        return ArrangedRow(row[:first], [RowHole(first, len(row), True)])
     holes, start = [], 0
     masked = [index == mask_id for index in row]
     for (is_hole, is_open), run in groupby(zip(masked, may_end, strict=True)):
         stop = start + len(list(run))
         if is_hole:
-            holes.append(Hole(start, stop, not is_open))
+            holes.append(RowHole(start, stop, not is_open))
         start = stop
     return ArrangedRow(before_first_hole(np.array(row), holes, hole_id, eos_id).tolist(), holes)
 
@@ -164,7 +164,7 @@ def generate_arranged(
     written, lengths = [row.ids for row in rows], not_pad(canvas, pad).sum(dim=1).tolist()
     texts = [ids[: row.holes[0].start] for ids, row in zip(canvas.tolist(), rows, strict=True)]
     for number in range(max(len(row.holes) for row in rows)):
-        holes = [row.holes[number] if number < len(row.holes) else Hole(0, 0, True) for row in rows]
+        holes = [row.holes[number] if number < len(row.holes) else RowHole(0, 0, True) for row in rows]
         ends = torch.tensor([len(ids) + hole.stop - hole.start for ids, hole in zip(written, holes, strict=True)])
         part = torch.full((len(rows), int(ends.max())), eos_id)
         part_may_end = torch.zeros_like(part, dtype=torch.bool)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from adlm.checkpoints.tensor_files import Rows, write_rows
+from adlm.checkpoints.tensor_files import TensorRows, write_rows
 from adlm.distributed import Processes, gather
 from adlm.errors import UserError
 from adlm.files import replacing_folder, reporting_os_errors, sync
@@ -85,7 +85,7 @@ class Saving:
         except UserError as error:
             raise UserError(f"checkpoint {error}; {describe_last(self.folder)}") from None
 
-    def _write(self, path: Path, rows: Mapping[str, Rows]) -> None:
+    def _write(self, path: Path, rows: Mapping[str, TensorRows]) -> None:
         """In the thread: write this process's file."""
         rank, num_ranks = self.processes.rank, self.processes.num_ranks
         problem = f"{path} cannot be written{f' by process {rank}' if num_ranks > 1 else ''}"

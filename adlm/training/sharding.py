@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from adlm import distributed
-from adlm.checkpoints.tensor_files import Rows
+from adlm.checkpoints.tensor_files import TensorRows
 from adlm.config.schema import Train
 from adlm.distributed import Processes, local_device, process_group, rank_and_size
 from adlm.errors import UserError
@@ -93,17 +93,17 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def own_rows(tensor: Tensor) -> Rows:
+def own_rows(tensor: Tensor) -> TensorRows:
     """The rows of a tensor that this process holds."""
     if not isinstance(tensor, DTensor):
-        return Rows(tensor, 0, tensor.shape)
+        return TensorRows(tensor, 0, tensor.shape)
     assert tensor.placements == (Replicate(), Shard(0))
     shard, num_rows = tensor.device_mesh["shard"], len(tensor)
     first = shard.get_local_rank() * math.ceil(num_rows / shard.size())  # as torch.chunk divides them
-    return Rows(tensor.to_local(), min(first, num_rows), tensor.shape)
+    return TensorRows(tensor.to_local(), min(first, num_rows), tensor.shape)
 
 
-def rows_to_save(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, Rows]:
+def rows_to_save(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, TensorRows]:
     """Copies on the CPU of the rows that this process saves.
 
     Replicas divide the rows that each of them holds. So every process copies and writes an equal part.
@@ -114,7 +114,7 @@ def rows_to_save(tensors: Mapping[str, Tensor], processes: Processes) -> dict[st
         if isinstance(tensor, DTensor):
             replicate, num = tensor.device_mesh["replicate"], len(own.tensor)
             start, stop = (num * (replicate.get_local_rank() + end) // replicate.size() for end in (0, 1))
-            own = Rows(own.tensor[start:stop], own.first + start, own.shape)
+            own = TensorRows(own.tensor[start:stop], own.first + start, own.shape)
         if len(own.tensor) if isinstance(tensor, DTensor) else processes.is_main_process:
             rows[name] = replace(own, tensor=own.tensor.detach().to("cpu", copy=True))
     return rows

@@ -15,7 +15,7 @@ import torch
 
 import adlm
 from adlm.canvas import Canvas
-from adlm.data.rows.holes import Hole, arrange
+from adlm.data.rows.holes import RowHole, arrange
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.language_model import LanguageModel
 from adlm.methods.inputs import vocabulary_of
@@ -72,7 +72,7 @@ def main() -> None:
         for row in rows:
             results = [nats(lm, row, start + HOLE)]
             for is_known in (True, False):
-                hole = [Hole(start, start + HOLE, is_known)]
+                hole = [RowHole(start, start + HOLE, is_known)]
                 arranged = arrange(np.array(row), hole, hole_id, eos_id)[0].tolist()
                 results.append(nats(lm, arranged, len(arranged) - 1))
             found.append(results)

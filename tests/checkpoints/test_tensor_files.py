@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-from adlm.checkpoints.tensor_files import METADATA, OFFSETS, Rows, read_rows, write_rows
+from adlm.checkpoints.tensor_files import METADATA, OFFSETS, TensorRows, read_rows, write_rows
 
 WHOLE = {"matrix": torch.arange(14.0).view(7, 2), "vector": torch.arange(3.0), "number": torch.tensor(5.0)}
 
 
-def divided(num: int) -> list[dict[str, Rows]]:
+def divided(num: int) -> list[dict[str, TensorRows]]:
     """What each of `num` processes holds, as torch.chunk divides rows; the first has what cannot be divided."""
-    parts: list[dict[str, Rows]] = [{} for _ in range(num)]
+    parts: list[dict[str, TensorRows]] = [{} for _ in range(num)]
     for name, tensor in WHOLE.items():
         first = 0
         for part, chunk in zip(parts, tensor.chunk(num) if tensor.ndim else [tensor], strict=False):
-            part[name] = Rows(chunk, first, tensor.shape)
+            part[name] = TensorRows(chunk, first, tensor.shape)
             first += len(chunk) if tensor.ndim else 0
     return parts
 
@@ -38,7 +38,7 @@ def write(folder: Path, num: int) -> list[Path]:
 def test_any_division_reads_what_any_other_has_written(before, after, tmp_path):
     paths = write(tmp_path, before)
     for part in divided(after):
-        empty = {name: Rows(torch.zeros_like(rows.tensor), rows.first, rows.shape) for name, rows in part.items()}
+        empty = {name: TensorRows(torch.zeros_like(rows.tensor), rows.first, rows.shape) for name, rows in part.items()}
         read_rows(reversed(paths), empty)
         assert all(torch.equal(empty[name].tensor, part[name].tensor) for name in part)
 
@@ -73,7 +73,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ([tmp_path / "none"], wide, "none"),
     ]:
         with pytest.raises(ValueError, match=error):
-            read_rows(paths, {"matrix": Rows(torch.zeros_like(shape), 0, shape.shape)})
+            read_rows(paths, {"matrix": TensorRows(torch.zeros_like(shape), 0, shape.shape)})
 
 
 @pytest.mark.parametrize("metadata", ["[1]", "{", "[" * 10**5, '{"x": 1}', '{"matrix": []}', '{"matrix": {"a": 1}}'])
@@ -82,4 +82,4 @@ def test_hostile_offsets_are_refused(metadata, tmp_path):
     for content in (metadata, json.dumps({"matrix": {OFFSETS: ["x"]}}), json.dumps({"matrix": {OFFSETS: [0.5]}})):
         save_file({"matrix": WHOLE["matrix"]}, path, {METADATA: content})
         with pytest.raises(ValueError):  # noqa: PT011
-            read_rows([path], {"matrix": Rows(torch.zeros(7, 2), 0, torch.Size([7, 2]))})
+            read_rows([path], {"matrix": TensorRows(torch.zeros(7, 2), 0, torch.Size([7, 2]))})

@@ -11,7 +11,7 @@ import torch
 from small_models import mostly_slow
 
 from adlm.config.schema import Config, Model, Sampling, Vocabulary
-from adlm.data.rows.holes import Hole, Rearrangement, arrange
+from adlm.data.rows.holes import Rearrangement, RowHole, arrange
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
@@ -50,7 +50,7 @@ def test_an_outline_and_then_the_text_up_to_the_end_of_its_last_hole():
     a, b, c, d, e, f, g = text = list(range(10, 17))
 
     def arranged(length, *holes):
-        ids, copies = arrange(np.array([EOS, *text[:length]]), [Hole(*hole) for hole in holes], HOLE, EOS)
+        ids, copies = arrange(np.array([EOS, *text[:length]]), [RowHole(*hole) for hole in holes], HOLE, EOS)
         return ids.tolist(), copies.nonzero()[0].tolist()
 
     assert arranged(6, (3, 5, True)) == ([EOS, HOLE, HOLE, e, f, EOS, a, b, HOLE, c, d, EOS], [])
@@ -112,7 +112,7 @@ def test_rows_in_which_no_hole_fits_stay_as_they_are(length):
 
 def test_hole_ids_and_copies_are_neither_masked_nor_scored():
     method, network = model(infill=0.5)
-    row, copies = arrange(np.array([EOS, 3, 1, 2, 3, 1]), [Hole(2, 3, True), Hole(4, 5, True)], HOLE, EOS)
+    row, copies = arrange(np.array([EOS, 3, 1, 2, 3, 1]), [RowHole(2, 3, True), RowHole(4, 5, True)], HOLE, EOS)
     x, given = torch.from_numpy(row)[None], torch.from_numpy(copies)[None]
     assert x.tolist() == [[EOS, HOLE, 2, HOLE, 1, EOS, 3, HOLE, 1, 2, HOLE, 3, EOS]]
     predicted = [False, False, True, False, True, True, True, False, True, False, False, True, True]
@@ -128,10 +128,10 @@ def test_a_canvas_is_rearranged_hole_by_hole():
     row = [EOS, 1, MASK, MASK, 2, MASK, 3]
     known = arrange_row(row, [False] * 7, MASK, HOLE, EOS)
     assert known.ids == [EOS, HOLE, HOLE, 2, HOLE, 3, EOS, 1, HOLE]
-    assert known.holes == [Hole(2, 4, True), Hole(5, 6, True)]
+    assert known.holes == [RowHole(2, 4, True), RowHole(5, 6, True)]
     first_unknown = arrange_row(row, [False, False, True, True, False, False, False], MASK, HOLE, EOS)
     assert first_unknown.ids == [EOS, HOLE, EOS, 2, HOLE, 3, EOS, 1, HOLE]
-    assert first_unknown.holes == [Hole(2, 4, False), Hole(5, 6, True)]
+    assert first_unknown.holes == [RowHole(2, 4, False), RowHole(5, 6, True)]
     side_by_side = arrange_row(row[:6], [False, False, False, True, False, True], MASK, HOLE, EOS)
     assert side_by_side.ids == [EOS, HOLE, HOLE, EOS, 2, HOLE, EOS, EOS, 1, HOLE]
     prompt = arrange_row([EOS, 1, MASK, MASK], [False, False, True, True], MASK, HOLE, EOS)

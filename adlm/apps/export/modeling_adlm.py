@@ -359,7 +359,7 @@ Uniforms = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class GenerateOptions:
     """The options of `sampling` in adlm's config that `AdlmForBlockCausalLM.sample` knows."""
 
     steps: int
@@ -422,7 +422,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         """
         given = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         chosen = self.config.sampling | {name: each for name, each in given.items() if each is not None}
-        options = SamplingOptions(**{field.name: chosen[field.name] for field in fields(SamplingOptions)})
+        options = GenerateOptions(**{field.name: chosen[field.name] for field in fields(GenerateOptions)})
         name = sampler or ("speculative" if self.config.causal_weight and self._block_length > 1 else "ancestral")
         if name not in ("ancestral", "speculative"):
             raise ValueError(f"sampler {name!r} is not exported; use ancestral or speculative")
@@ -475,7 +475,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         cache.length += num_kept
         return hidden[0]
 
-    def _fill_blocks(self, row: Tensor, num_given: int, options: SamplingOptions, uniforms: Uniforms) -> Tensor:
+    def _fill_blocks(self, row: Tensor, num_given: int, options: GenerateOptions, uniforms: Uniforms) -> Tensor:
         """Ancestral sampling of one row (1, L), block by block."""
         z, cache, length = row[0].clone(), KeyValueCache(), self._block_length
         alpha = self.schedule.alpha(grid(options.steps))
@@ -502,7 +502,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
                 break
         return z[None]
 
-    def _fill_speculative(self, row: Tensor, num_given: int, options: SamplingOptions, uniforms: Uniforms) -> Tensor:
+    def _fill_speculative(self, row: Tensor, num_given: int, options: GenerateOptions, uniforms: Uniforms) -> Tensor:
         """Draft and verify in one row (1, L): see `verify`. A call reads the last known token and the drafts, and then
         an open block for every number of drafts that may be accepted."""
         z, cache, known, k = row[0].clone(), KeyValueCache(), num_given, self._block_length - 1
@@ -538,7 +538,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         processors: Sequence[LogitsProcessor],
         row: Tensor,
         num_given: int,
-        options: SamplingOptions,
+        options: GenerateOptions,
         uniforms: Uniforms,
     ) -> Tensor:
         """One row (1, L), token by token from the causal model after the processors."""

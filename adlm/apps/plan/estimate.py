@@ -235,7 +235,7 @@ def _changes(config: Config, num_gpus: int) -> Iterator[dict[str, int]]:
 
 
 @dataclass(frozen=True)
-class Check:
+class PlanCheck:
     """A plan compared with what was measured on one H200."""
 
     measurement: Measurement
@@ -252,10 +252,10 @@ class Check:
         return None if measured is None else self.tokens_per_second / measured - 1
 
 
-def checks() -> list[Check]:
+def checks() -> list[PlanCheck]:
     """The plan of every measurement."""
     found, machines = [], Machines(GPUS["h200"], 1, 1.0)
     for measurement in MEASUREMENTS:
         planned = plan(with_vocabulary(resolve(measurement.words.split())), machines)
-        found.append(Check(measurement, planned.total_gib, planned.tokens_per_second))
+        found.append(PlanCheck(measurement, planned.total_gib, planned.tokens_per_second))
     return found

@@ -33,7 +33,7 @@ TRIES = 8
 
 
 @dataclass(frozen=True)
-class Hole:
+class RowHole:
     """The tokens from `start` to `stop` of a row are missing."""
 
     start: int
@@ -71,7 +71,7 @@ class Rearrangement:
             sizes = rng.integers(1, max(1, int(length * LARGEST_HOLE / num)) + 1, num)
             known = rng.random(num) >= UNKNOWN_LENGTH
             starts = 1 + np.sort(rng.integers(0, length - sizes.sum() + 1, num)) + sizes.cumsum() - sizes
-            holes = list(map(Hole, starts.tolist(), (starts + sizes).tolist(), known.tolist()))
+            holes = list(map(RowHole, starts.tolist(), (starts + sizes).tolist(), known.tolist()))
             ids, copies = arrange(row[: 1 + length], holes, self.hole_id, self.eos_id)
             room = len(row) - len(ids)
             if room >= 0 and not any(self.eos_id in row[hole.start : hole.stop] for hole in holes):
@@ -79,7 +79,7 @@ class Rearrangement:
         return row, np.zeros(len(row), np.bool_)
 
 
-def arrange(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> tuple[Ids, Copies]:
+def arrange(row: Ids, holes: list[RowHole], hole_id: int, eos_id: int) -> tuple[Ids, Copies]:
     """The row, a text from bos to its last token, rearranged, and the copies in it."""
     end, begin, parts = np.array([eos_id]), np.array([hole_id]), [before_first_hole(row, holes, hole_id, eos_id)]
     for hole, after in zip(holes, [*holes[1:], None], strict=True):
@@ -90,7 +90,7 @@ def arrange(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> tuple[Ids
     return np.concatenate(parts), np.repeat(are_copies, [len(part) for part in parts])
 
 
-def before_first_hole(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
+def before_first_hole(row: Ids, holes: list[RowHole], hole_id: int, eos_id: int) -> Ids:
     """The first token, the outline with its eos, the text before the first hole, and a hole id."""
     end, parts, position = np.array([eos_id]), [row[:1]], holes[0].start
     for hole in holes:

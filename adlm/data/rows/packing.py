@@ -22,7 +22,7 @@ PAIRS: Final = "pairs"
 DOCUMENTS_PER_BATCH = 1000  # documents that the released code concatenates at a time
 
 
-class Layout(Protocol):
+class RowLayout(Protocol):
     """Maps each row to a range of ids in the split."""
 
     def __len__(self) -> int: ...
@@ -136,7 +136,7 @@ class WholeConversations:
         return self.num_in_rows
 
 
-LAYOUTS: dict[str, Callable[[Tokens, int, int, bool], Layout]] = {
+LAYOUTS: dict[str, Callable[[Tokens, int, int, bool], RowLayout]] = {
     "packed": lambda tokens, width, num_marks, overlap: Packed(len(tokens), width, overlap),
     "packed-published": lambda tokens, width, num_marks, overlap: PackedPublished(tokens.ends, width),
     "padded": lambda tokens, width, num_marks, overlap: Padded(tokens, width, num_marks),
@@ -153,7 +153,7 @@ class Rows:
     tokens: Tokens
     vocabulary: Vocabulary
     length: int
-    layout: Layout
+    layout: RowLayout
     packing: str
     """A key of LAYOUTS. Padded packings and pairs return a pad mask for every batch, others only if a row is short."""
     clusters: NDArray[np.int64] | None = None
