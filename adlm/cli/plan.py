@@ -14,7 +14,7 @@ from adlm.request import Request, option
 from adlm.training.gpus import GPUS
 
 if TYPE_CHECKING:  # importing torch takes seconds
-    from adlm.apps.plan.estimate import PlanCheck, Plan
+    from adlm.apps.plan.estimate import Plan, PlanCheck
 
 Changes = Mapping[str, int]
 """Values of options of `train`."""
