@@ -283,7 +283,7 @@ def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout) == json.loads(two.read_text())
     assert close(json.loads(run.stdout), one)
-    assert [len((tmp_path / f"two.py.{rank}").read_text()) for rank in (0, 1)] == [8, 6]  # 7 parts of each of two
+    assert [len((tmp_path / f"command.py.{rank}").read_text()) for rank in (0, 1)] == [8, 6]  # 7 parts of each of two
     parts = [{path.relative_to(folder) for path in folder.rglob("*.npz")} for folder in (tmp_path / "one", two.parent)]
     assert parts[0] == parts[1]
     monkeypatch.setattr(judging, "token_nats", None)  # one process reuses the cache of two

@@ -125,7 +125,7 @@ def test_two_processes_print_the_same_report_as_one(world, tmp_path, capsys, mon
     assert run.returncode == 0, run.stderr[-2000:]
     two = json.loads(run.stdout)
     assert json.loads(out.read_text()) == two
-    assert {path.name for path in tmp_path.iterdir()} == {"two.py", "two.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"command.py", "two.json"}
     assert close(two, one)
 
 
