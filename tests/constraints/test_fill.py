@@ -89,7 +89,7 @@ def test_random_problems_are_all_satisfied(lm):
 
 @pytest.mark.slow
 def test_many_random_problems_are_all_satisfied(lm):
-    fill_random_problems(lm, num=600, seed=1)
+    fill_random_problems(lm, num=300, seed=1)
 
 
 def test_two_holes_several_texts_and_samples(lm):
