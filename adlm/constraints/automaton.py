@@ -3,8 +3,8 @@
 Every sequence of tokens whose bytes match is accepted, not only the one that the tokenizer would encode the text as.
 Special tokens are never accepted. Independent of networks.
 
-Bytes that no state tells apart are one class, and tokens with the same classes of bytes are one spelling: spellings are
-far fewer than tokens. A walk over the tree of spellings finds the transitions of many states at once and leaves out
+Bytes that no state tells apart are one class, and the classes of a token's bytes are its spelling: there are far fewer
+spellings than tokens. A walk over the trie of spellings finds the transitions of many states at once and leaves out
 what is not accepted, so a list of thousands of texts costs no more than its texts. Tokens that lead to the same next
 state from every state form a class, and all work after compiling is in transitions between states by classes.
 
@@ -132,7 +132,7 @@ def pieces_of(pieces: dict[int, bytes]) -> Pieces:
 
 @dataclass(frozen=True)
 class _Level:
-    """The nodes of the tree of spellings at one depth, sorted by their parents in the level before."""
+    """The nodes of the trie of spellings at one depth, sorted by their parents in the level before."""
 
     byte_class: Ints
     """The last class of each."""
@@ -142,8 +142,8 @@ class _Level:
     """The number of the spelling that ends at each, or -1."""
 
 
-def _tree(classes: Ints, num_longer: Sequence[int], num_classes: int) -> tuple[list[_Level], Ints]:
-    """The tree of the spellings of tokens whose bytes have classes (N, longest), and (N,) the spelling of each."""
+def _trie(classes: Ints, num_longer: Sequence[int], num_classes: int) -> tuple[list[_Level], Ints]:
+    """The trie of the spellings of tokens whose bytes have classes (N, longest), and (N,) the spelling of each."""
     levels, spelling_of, num_spellings = [], np.zeros(len(classes), dtype=np.int64), 0
     node, num_parents = np.zeros(len(classes), dtype=np.int64), 1
     for place, (num, num_longer_still) in enumerate(zip(num_longer, (*num_longer[1:], 0), strict=True)):
@@ -184,7 +184,7 @@ def compile_tokens(automaton: ByteAutomaton, pieces: Pieces, constraint: object)
     """
     table, byte_class = byte_classes(automaton.next)
     classes = byte_class[pieces.bytes]
-    levels, spelling_of = _tree(classes, pieces.num_longer, table.shape[1])
+    levels, spelling_of = _trie(classes, pieces.num_longer, table.shape[1])
     states, hashes = _states_and_hashes(table, levels, int(spelling_of.max(initial=-1)) + 1)
     if states is None:
         raise UserError(
@@ -197,7 +197,7 @@ def compile_tokens(automaton: ByteAutomaton, pieces: Pieces, constraint: object)
     class_of, first = class_of.ravel(), np.sort(first)  # the longest first, as before
 
     num_longer = np.searchsorted(tokens[first], pieces.num_longer).tolist()
-    levels, order = _tree(classes[tokens[first]], num_longer, table.shape[1])
+    levels, order = _trie(classes[tokens[first]], num_longer, table.shape[1])
     class_of_spelling = np.zeros_like(first)
     class_of_spelling[order] = class_of[first]
     parts = [np.stack(part) for some in _batches(states) for part in _transitions(table, levels, some)]

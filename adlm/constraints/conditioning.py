@@ -1,9 +1,9 @@
 """Independent beliefs about the tokens of a hole, conditioned on a constraint: exact, by dynamic programming.
 
 The tokens x of a hole have the distribution p(x) = prod_i b_i(x_i) / Z over the sequences that the automaton accepts.
-A backward pass adds up the beliefs in what comes after a place, by automaton state. Given this mass the states are a
-Markov chain, which is followed from the first mask on. Beliefs are first added up over classes of tokens, so both cost
-the transitions between states for each place.
+A backward pass adds up the beliefs in what comes after a place, by automaton state. Under p(x) the states are a Markov
+chain, whose transition probabilities follow from these masses; a forward pass follows it from the first mask on.
+Beliefs are first added up over classes of tokens, so both passes cost the transitions between states for each place.
 
 Beliefs stay on their device; what is known of classes is on the host, in double precision. No text that is accepted is
 lost to underflow: where the range of doubles does not suffice for the masses, they are added up as logarithms.
@@ -28,7 +28,7 @@ from adlm.constraints.holes import Edges, Floats, HoleAutomaton
 Categorical = Callable[[Tensor, Tensor], Tensor]
 """(weights (n, V), uniform numbers (n,)) -> the index of each drawn symbol."""
 LOWEST = -600.0
-"""Log of the least that is added up as it is: products of two are still far from the least double, e^-708."""
+"""Log of the least product that is added up as it is; the least normal double is e^-708."""
 FAR = 1e-30
 """Of the greatest belief: what floats as small add up to may have lost digits."""
 
@@ -68,7 +68,7 @@ class Conditioned:
     @property
     def log_marginals(self) -> Tensor:
         """(M, V), log p(x_i) at each mask, normalised; -inf at symbols that it cannot have."""
-        found = self._by_symbol
+        found = self._by_symbol()
         if (end_id := self.automaton.end_id) is not None:
             found[:, end_id] = torch.logaddexp(found[:, end_id], self._log_ended.to(found))
         return found
@@ -76,12 +76,11 @@ class Conditioned:
     @property
     def log_marginals_of_text(self) -> Tensor:
         """(M, V), the same given that the text has not ended before the mask; there it is the end token."""
-        found = self._by_symbol
+        found = self._by_symbol()
         if (end_id := self.automaton.end_id) is not None:
             found[:, end_id] = torch.where(self._log_ended.to(found) >= -1e-12, 0.0, found[:, end_id])
         return found - found.logsumexp(dim=1, keepdim=True)
 
-    @property
     def _by_symbol(self) -> Tensor:
         """(M, V), log p(x_i) of symbols before the end and of the end token."""
         classes, of_class = self._classes, self.class_beliefs[self.masked - self._first]

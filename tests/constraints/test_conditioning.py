@@ -146,18 +146,19 @@ def test_masses_by_products_are_those_by_logarithms(pattern, kind):
         assert conditioning.log_masses(edges, class_beliefs * 100, last) is None
 
 
-def test_a_state_whose_mass_is_too_small_for_a_double_is_not_lost():
-    """Seven places each of which is e^-100 of the most: e^-700 for all of them."""
-    places = 9
-    hole = hole_of("c*|b" + "a" * (places - 1), places)
+@pytest.mark.parametrize("seldom", [(-2000.0, 0.0), (-500.0, -500.0)], ids=["at one place", "at two places"])
+def test_a_state_whose_mass_is_too_small_for_a_double_is_not_lost(seldom):
+    """Nine places each of which is e^-100 of the most: e^-900 for all of them, and the other text is less likely."""
+    places = 11
+    hole = hole_of("c*|bb" + "a" * (places - 2), places)
     log_beliefs = torch.full((places, MASK + 1), -torch.inf, dtype=torch.float64)
-    log_beliefs[:, 0], log_beliefs[:, 3] = -100.0, 0.0
-    log_beliefs[0, 1], log_beliefs[0, 3] = 0.0, -2000.0
+    log_beliefs[2:, 0], log_beliefs[:2, 1], log_beliefs[:, 3] = -100.0, 0.0, 0.0
+    log_beliefs[:2, 3] = torch.tensor(seldom)
     given = condition(log_beliefs, hole, torch.tensor([MASK] * places), MASK)
-    assert given.log_mass == pytest.approx(-800.0)
+    assert given.log_mass == pytest.approx(-900.0)
     marginals = given.log_marginals
-    assert marginals[0, 1] == pytest.approx(0.0, abs=1e-12)
-    assert marginals[1:, 0] == pytest.approx(0.0, abs=1e-12)
+    assert marginals[:2, 1] == pytest.approx(0.0, abs=1e-12)
+    assert marginals[2:, 0] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_without_a_constraint_the_beliefs_are_the_marginals():

@@ -1,4 +1,7 @@
-"""Hostile constraints are compiled or refused within seconds and bounded memory, each in a process of its own."""
+"""Hostile constraints are compiled or refused within seconds and bounded memory, each in a process of its own.
+
+python tests/constraints/test_limits.py [TOKENIZER]    # prints what each takes, by default with the box's tokenizer
+"""
 
 import json
 import random
@@ -78,12 +81,12 @@ HOSTILE = {
 LIGHT = ("2^20 states", "1 MB of choices", "10,000 enum values")
 
 
-def measure(name):
+def measure(name, tokenizer_name="box"):
     """Seconds of this process, and by how much its peak memory grows, while a constraint is compiled or refused."""
     import resource
     import time
 
-    tokenizer = load_tokenizer("box")
+    tokenizer = load_tokenizer(tokenizer_name)
     token_automaton("a", tokenizer)  # what is done once for a tokenizer
     peak, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
@@ -95,8 +98,9 @@ def measure(name):
     return {"name": name, "seconds": round(seconds, 2), "mebibytes": round(growth), "result": result}
 
 
-def measured(name):
-    code = f"import json, runpy; print(json.dumps(runpy.run_path({__file__!r})['measure']({name!r})))"
+def measured(name, tokenizer_name="box"):
+    call = f"runpy.run_path({__file__!r})['measure']({name!r}, {tokenizer_name!r})"
+    code = f"import json, runpy; print(json.dumps({call}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -118,3 +122,8 @@ def test_a_hostile_constraint_is_compiled_or_refused_within_limits(name):
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in LIGHT])
 def test_more_hostile_constraints_are_compiled_or_refused_within_limits(name):
     assert_bounded(name)
+
+
+if __name__ == "__main__":
+    for hostile in HOSTILE:
+        sys.stdout.write(json.dumps(measured(hostile, *sys.argv[1:2])) + "\n")
