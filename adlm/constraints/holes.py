@@ -114,7 +114,7 @@ class HoleAutomaton:
             before, after = self.alive[place], self.alive[place + 1]
             key = b"%d" % may_end + before.tobytes() + after.tobytes()
             if key not in self._edges:
-                source, number, target = _all_edges(self.tokens, self.end_id is not None, may_end)
+                source, number, target = all_edges(self.tokens, self.end_id is not None, may_end)
                 kept = before[source] & after[target]
                 self._edges[key] = Edges(source[kept], number[kept], target[kept], self.alive.shape[1])
             self._edges[place] = self._edges[key]
@@ -155,7 +155,7 @@ class HoleAutomaton:
         return found
 
 
-def _all_edges(tokens: TokenAutomaton, has_end: bool, may_end: bool = True) -> tuple[Ints, Ints, Ints]:
+def all_edges(tokens: TokenAutomaton, has_end: bool, may_end: bool = True) -> tuple[Ints, Ints, Ints]:
     """Source, class and target of all transitions."""
     source, number, target = tokens.source, tokens.number, tokens.target
     if has_end:
@@ -194,7 +194,7 @@ def fitted(tokens: TokenAutomaton, num_places: int, end_id: int | None = None, l
     None if no accepted sequence fits.
     """
     has_end = end_id is not None
-    source, number, target = _all_edges(tokens, has_end)
+    source, number, target = all_edges(tokens, has_end)
     too_early = number == tokens.num_classes  # the end token
     final = np.append(tokens.final, True) if has_end else tokens.final
     reached, ends = [np.arange(len(final)) == 0], [final]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.masking import order_by_clocks, remasking_ceiling
-from adlm.sampling.constrained import draw_in_holes, hole_steps
+from adlm.sampling.constrained import HolesOfCanvas, draw_in_holes, hole_steps
 from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 
@@ -179,7 +179,8 @@ def _draw_and_score(
     drawn, all_scores = DrawnTokens(torch.cat(tokens), torch.cat(chances)), torch.cat(scores)
     if not run.holes:
         return drawn, all_scores
-    for hole in hole_steps(run, output, z, positions):
+    touched = HolesOfCanvas(run.holes, *z.shape).touched(positions.cpu().numpy())
+    for hole in hole_steps(run, output, z, [*touched]):
         own = hole.draw(uniforms[hole.index])
         own_scores = own.chance if score is None else score(hole.log_marginals(own.tokens), own.tokens)
         drawn = drawn.with_tokens(hole.index, own)

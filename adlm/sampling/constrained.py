@@ -12,22 +12,28 @@ those of the likeliest one.
 
 Holes of one name have the same tokens: the belief in a token is the product of those at their masks.
 
-Shapes: B rows, L positions, N of them to draw, n of these in a hole of P places, of which M are masked; V symbols.
-Positions are flat: row * L + position.
+On a GPU, holes whose beliefs are not shaped are drawn together by kernels, and the host does not wait for them.
+
+Shapes: B rows, L positions, N of them to draw, n of these in a hole of P places, of which M are masked; V symbols;
+K holes of one name. Positions are flat: row * L + position.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from adlm.config.schema import Sampling
+from adlm.constraints.automaton import Ints
 from adlm.constraints.conditioning import Conditioned, condition
-from adlm.constraints.holes import ConstrainedHole
+from adlm.constraints.holes import ConstrainedHole, HoleAutomaton
+from adlm.constraints.together import draw_together, fits
 from adlm.errors import UserError
 from adlm.sampling.frame import NOT_FINITE, DenoiserOutput, SamplingRun
-from adlm.sampling.rng import categorical
+from adlm.sampling.rng import categorical, has_kernels
 from adlm.sampling.shaping import DrawnTokens, seen_symbols, shape, visible_ids, without_repeats
 
 
@@ -109,38 +115,90 @@ class HoleStep:
         return conditioned
 
 
-def hole_steps(run: SamplingRun, output: DenoiserOutput, z: Tensor, positions: Tensor) -> Iterator[HoleStep]:
-    """The constrained holes of the run in which positions (N,) of z (B, L), ascending in each row, are revealed."""
-    rows, length, host_positions = z.cpu(), z.shape[1], positions.cpu()
-    of_row: dict[int, list[int]] = {}  # which of the positions are in each row
-    for index, row in enumerate((host_positions // length).tolist()):
-        of_row.setdefault(row, []).append(index)
-    for hole in run.holes:
-        if (some := of_row.get(hole.row)) is not None:
-            inside = torch.tensor(some)
-            places = host_positions[inside] - hole.row * length
-            if (step := _hole_step(run, output, z, hole, rows[hole.row], places, inside)) is not None:
-                yield step
+class HolesOfCanvas:
+    """Where the constrained holes of a canvas are; everything is on the host."""
+
+    def __init__(self, holes: Sequence[ConstrainedHole], num_rows: int, length: int):
+        self.holes = holes
+        self.hole_at, self.place_at = np.full((2, num_rows * length), -1)
+        """(B * L,), the number of the hole that a position is in, -1 if it is in none; and its place there."""
+        self.alike: list[Alike] = []
+        """Holes that are drawn together, where the device can."""
+        groups: dict[tuple[HoleAutomaton, int, int], list[int]] = {}
+        for number, hole in enumerate(holes):
+            num_places = min(hole.automaton.num_places, length - max(hole.starts))
+            for start in hole.starts:
+                own = slice(hole.row * length + start, hole.row * length + start + num_places)
+                self.hole_at[own], self.place_at[own] = number, np.arange(num_places)
+            if fits(hole.automaton):
+                groups.setdefault((hole.automaton, len(hole.starts), num_places), []).append(number)
+        for (automaton, _, num_places), numbers in groups.items():
+            starts = np.array([[holes[each].row * length + start for start in holes[each].starts] for each in numbers])
+            self.alike.append(Alike(automaton, np.array(numbers), starts[:, :, None] + np.arange(num_places)))
+
+    def touched(self, positions: Ints, others_than: Sequence["Alike"] = ()) -> Iterator["Touched"]:
+        """The holes with some of the positions (N,), without those of some groups."""
+        hole_of = self.hole_at[positions]
+        left_out = {number for group in others_than for number in group.numbers.tolist()}
+        for number in np.unique(hole_of[hole_of >= 0]).tolist():
+            if number not in left_out:
+                [index] = (hole_of == number).nonzero()
+                place = torch.from_numpy(self.place_at[positions[index]])
+                yield Touched(self.holes[number], place, torch.from_numpy(index))
 
 
-def _hole_step(
-    run: SamplingRun,
-    output: DenoiserOutput,
-    z: Tensor,
-    hole: ConstrainedHole,
-    row: Tensor,
-    positions: Tensor,
-    index_of: Tensor,
-) -> HoleStep | None:
-    """`row` (L,) and the positions in it to draw, which are `index_of` of all, on the host."""
-    length, starts = z.shape[1], torch.tensor(hole.starts)[:, None]
-    place = positions - starts  # (holes of the name, n)
-    copy, index = ((place >= 0) & (place < hole.automaton.num_places)).nonzero().unbind(1)
-    if len(index) == 0:
-        return None
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """H holes with one automaton, as many of their name, and as many places on the canvas."""
+
+    automaton: HoleAutomaton
+    numbers: Ints
+    """(H,), ascending."""
+    at: Ints
+    """(H, K, P), their positions."""
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """What the host knows of a call without asking the device."""
+
+    holes: HolesOfCanvas
+    positions: Ints
+    """(N,), those to draw."""
+    is_masked: Tensor
+    """(B, L), before the call."""
+
+    @classmethod
+    def of(cls, run: SamplingRun, z: Tensor, positions: Tensor) -> "OnHost":
+        """Waits for the device."""
+        return cls(HolesOfCanvas(run.holes, *z.shape), positions.cpu().numpy(), (z == run.mask_id).cpu())
+
+
+@dataclass(frozen=True)
+class Touched:
+    """A hole with some of the positions to draw."""
+
+    hole: ConstrainedHole
+    place: Tensor
+    """(n,), the place of each; on the host, as all of this."""
+    index: Tensor
+    """(n,), which of the N positions they are."""
+
+
+def hole_steps(run: SamplingRun, output: DenoiserOutput, z: Tensor, touched: Sequence[Touched]) -> Iterator[HoleStep]:
+    """The steps of holes on z (B, L)."""
+    if touched:
+        rows = z.cpu()
+        for each in touched:
+            yield _hole_step(run, output, z, each, rows[each.hole.row])
+
+
+def _hole_step(run: SamplingRun, output: DenoiserOutput, z: Tensor, touched: Touched, row: Tensor) -> HoleStep:
+    """`row` (L,) is on the host."""
+    hole = touched.hole
     ids = hole.ids(row, run.mask_id)
     is_masked = ids == run.mask_id
-    at_masks = (hole.row * length + starts + is_masked.nonzero()[:, 0]).to(z.device)
+    at_masks = (hole.row * z.shape[1] + torch.tensor(hole.starts)[:, None] + is_masked.nonzero()[:, 0]).to(z.device)
     log_beliefs = output.log_beliefs(at_masks.flatten())
     log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
     seen, conditioned = None, None
@@ -150,7 +208,7 @@ def _hole_step(
         conditioned = condition(log_beliefs, hole.automaton, ids, run.mask_id)
         if not math.isfinite(conditioned.log_mass):
             raise UserError(NOT_FINITE)
-    return HoleStep(run, ids, log_beliefs, seen, index_of[index].to(z.device), place[copy, index], conditioned)
+    return HoleStep(run, ids, log_beliefs, seen, touched.index.to(z.device), touched.place, conditioned)
 
 
 def draw_in_holes(
@@ -161,15 +219,72 @@ def draw_in_holes(
     uniforms: Tensor,
     drawn: DrawnTokens,
     is_final: Tensor | None,
+    on_host: OnHost | None = None,
 ) -> DrawnTokens:
     """`drawn` with the tokens in constrained holes replaced, for positions (N,) of z (B, L), one uniform number each.
 
     `is_final` (N,) is True in rows that make their last call; None if none does.
     """
-    for hole in hole_steps(run, output, z, positions):
-        takes_argmax = run.sampling.final == "argmax" and is_final is not None and bool(is_final[hole.index[0]])
+    on_host = on_host or OnHost.of(run, z, positions)
+    final = is_final if run.sampling.final == "argmax" else None
+    alike = on_host.holes.alike if final is None and not _shapes(run.sampling) and has_kernels(uniforms) else []
+    for group in alike:
+        drawn = _draw_alike(run, output, z, group, uniforms, drawn, on_host)
+    for hole in hole_steps(run, output, z, [*on_host.holes.touched(on_host.positions, alike)]):
+        takes_argmax = final is not None and bool(final[hole.index[0]])
         drawn = drawn.with_tokens(hole.index, hole.argmax() if takes_argmax else hole.draw(uniforms[hole.index]))
     return drawn
+
+
+def _shapes(sampling: Sampling) -> bool:
+    """Whether the options change beliefs."""
+    return sampling.temperature != 1 or sampling.top_k > 0 or sampling.top_p < 1 or sampling.repetition_penalty > 1
+
+
+def _draw_alike(
+    run: SamplingRun,
+    output: DenoiserOutput,
+    z: Tensor,
+    group: Alike,
+    uniforms: Tensor,
+    drawn: DrawnTokens,
+    on_host: OnHost,
+) -> DrawnTokens:
+    """`drawn` with the tokens of such holes replaced, without waiting for the device."""
+    hole_of, positions = on_host.holes.hole_at[on_host.positions], on_host.positions
+    [index] = np.isin(hole_of, group.numbers).nonzero()
+    if len(index) == 0:
+        return drawn
+    numbers, row = np.unique(hole_of[index], return_inverse=True)
+    at = group.at[np.searchsorted(group.numbers, numbers)]
+    num_holes, _, num_places = at.shape
+    is_masked = on_host.is_masked.flatten().numpy()[at].all(axis=1)
+    slots = np.where(is_masked, is_masked.cumsum().reshape(is_masked.shape) - 1, -1)
+    where = row * num_places + on_host.holes.place_at[positions[index]]
+    source = np.full(num_holes * num_places, -1)
+    source[where] = index  # of positions of one name, one of them
+    [to_draw] = ((source >= 0) & is_masked.flatten()).nonzero()
+    last = np.full(num_holes, -1)
+    np.maximum.at(last, to_draw // num_places, to_draw % num_places)
+    parts = at, at.transpose(1, 0, 2)[:, is_masked], slots, where, index, to_draw, source[to_draw], last
+    at_places, at_masks, slot, flat, index_of, drawn_at, uniform_of, last_drawn = _to_device(parts, z.device)
+    ids = z.flatten()[at_places]
+    ids = ids.masked_fill(ids == run.mask_id, -1).amax(dim=1).clamp(min=0)  # at masks, any
+    log_beliefs = output.log_beliefs(at_masks.flatten())
+    log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
+    of_places = torch.full((num_holes * num_places,), -1.0, dtype=torch.float64, device=z.device)
+    of_places = of_places.index_copy(0, drawn_at, uniforms.double()[uniform_of]).view(num_holes, num_places)
+    tokens, chance = draw_together(log_beliefs, group.automaton, ids, slot, of_places, drawn_at, last_drawn)
+    return drawn.with_tokens(index_of, DrawnTokens(tokens.flatten()[flat], chance.flatten()[flat]))
+
+
+def _to_device(parts: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """Copied together, and without waiting."""
+    packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    of_parts = torch.split(packed, [part.size for part in parts])
+    return [own.view(part.shape) for own, part in zip(of_parts, parts, strict=True)]
 
 
 class NextTokens:

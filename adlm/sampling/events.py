@@ -23,7 +23,7 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.constraints.holes import ConstrainedHole
-from adlm.sampling.constrained import draw_in_holes
+from adlm.sampling.constrained import HolesOfCanvas, OnHost, draw_in_holes
 from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
@@ -52,6 +52,8 @@ class NetworkCall:
     """(B,), the time each row has reached after this call."""
     step: Tensor
     """(B,), the step at which each row makes this call; unused from row `num_rows` on."""
+    on_host: tuple[Tensor, Tensor]
+    """`remasked` and `revealed` on the host."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,17 @@ def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
     is_final = reveals.step == len(steps.reveal)
 
     def sort_by_call(events: Events, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values[np.argsort(events.call, kind="stable")]).to(to_fill.device)
+        return torch.from_numpy(values[np.argsort(events.call, kind="stable")])
 
     def ends_of_calls(events: Events) -> NDArray[np.int64]:
         return np.concatenate([[0], np.bincount(events.call, minlength=max_calls).cumsum()])
 
-    remasked, remask_ends = sort_by_call(remasks, rank[remasks.row] * length + remasks.position), ends_of_calls(remasks)
-    revealed, reveal_ends = sort_by_call(reveals, rank[reveals.row] * length + reveals.position), ends_of_calls(reveals)
+    changed = [sort_by_call(events, rank[events.row] * length + events.position) for events in (remasks, reveals)]
+    remasked, revealed = (positions.to(to_fill.device) for positions in changed)
+    remask_ends, reveal_ends = ends_of_calls(remasks), ends_of_calls(reveals)
     counts = np.bincount(reveals.row, minlength=num_rows)
     token_uniforms = np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
-    uniforms, final = sort_by_call(reveals, token_uniforms), sort_by_call(reveals, is_final)
+    uniforms, final = (sort_by_call(reveals, values).to(to_fill.device) for values in (token_uniforms, is_final))
     num_final = np.bincount(reveals.call[is_final], minlength=max_calls)
 
     def calls() -> Iterator[NetworkCall]:
@@ -110,6 +113,7 @@ def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
                 steps.conditioning_alpha[step],
                 steps.end_time[step],
                 step,
+                (changed[0][remasks_here], changed[1][reveals_here]),
             )
 
     return EventPlan(torch.from_numpy(order), max_calls, calls())
@@ -186,6 +190,7 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
     pad = None if run.pad is None else run.pad[order]
     reached = torch.zeros(len(z), dtype=torch.int64)
     in_order = tuple(replace(hole, row=int(host_inverse[hole.row])) for hole in run.holes)
+    on_canvas, is_masked = HolesOfCanvas(in_order, *z.shape), (canvas == mask_id).cpu()[plan.order]
     run = replace(run, pad=pad, holes=in_order)
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
@@ -202,7 +207,11 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         if call.is_final is not None and run.sampling.final == "argmax":
             drawn = drawn.with_argmax(call.is_final, log_beliefs)
         if run.holes:
-            drawn = draw_in_holes(run, output, z, call.revealed, call.uniforms, drawn, call.is_final)
+            remasked_on_host, revealed_on_host = call.on_host
+            is_masked.view(-1)[remasked_on_host] = True
+            on_host = OnHost(on_canvas, revealed_on_host.numpy(), is_masked)
+            drawn = draw_in_holes(run, output, z, call.revealed, call.uniforms, drawn, call.is_final, on_host)
+            is_masked.view(-1)[revealed_on_host] = False
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_as_mask(z, positions)[inverse] for positions in (call.revealed, call.remasked))

@@ -19,6 +19,7 @@ from adlm.constraints.patterns import byte_automaton
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
+from adlm.sampling import constrained
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 
@@ -255,3 +256,18 @@ def test_on_a_gpu_constraints_hold_on_whole_rows(sampler):
             text, sampler=sampler, steps=8, constraints={"who": word, "where": Regex("[a-z ]+")}, **options
         )
         assert re.fullmatch(r"The ([a-z]{3,7}) was old, and the \1 went [a-z ]+\.", filled), filled
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "text", ["The [MASK:who] was old, and the [MASK:who] went [MASK*4:where].", "It was [MASK*30:x]."]
+)
+def test_on_a_gpu_kernels_draw_the_tokens_of_the_plain_form(text, monkeypatch):
+    """The head runs on other numbers of rows, and in bf16 that may round a belief the other way."""
+    lm, word = adlm.load(device="cuda"), Regex("[a-z]{3,7}")
+    constraints = {"who": word, "where": Regex("[a-z ]+")} if "who" in text else {"x": Regex("[a-z]+( [a-z]+)*")}
+    options = {"steps": 16, "constraints": constraints, "num": 8}
+    ours = lm.fill(text, **options)
+    monkeypatch.setattr(constrained, "has_kernels", lambda tensor: False)
+    plain = lm.fill(text, **options)
+    assert sum(map(str.__eq__, ours, plain)) >= 6, (ours, plain)

@@ -1,6 +1,7 @@
 """Constrained holes: the distribution of every sampler's steps, by listing all texts and forcing all draws."""
 
 import itertools
+import os
 import re
 from collections import defaultdict
 from dataclasses import replace
@@ -8,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from forced_draws import every_outcome
-from worlds import Table, TableOutput, World
+from worlds import Table, TableOutput, World, seeded
 
 from adlm.config.schema import Sampling
 from adlm.constraints import conditioning
@@ -18,6 +19,7 @@ from adlm.constraints.patterns import byte_automaton
 from adlm.diffusion.schedules import LogLinear
 from adlm.registry import SAMPLERS
 from adlm.sampling import constrained
+from adlm.sampling.constrained import HoleStep
 from adlm.sampling.frame import Row, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
@@ -251,3 +253,35 @@ def test_beliefs_that_are_not_finite_are_a_user_error():
     damaged = replace(run, denoiser=lambda *inputs: TableOutput(nothing, nothing))
     with pytest.raises(ValueError, match="the model's beliefs are not finite"):
         frames_of(damaged)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "remdm-loop", "remdm-conf"])
+@pytest.mark.parametrize("named", [False, True])
+def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, monkeypatch):
+    """Rows with a hole each, or with two of one name; some rows have none."""
+    starts = (0, LENGTH + 1) if named else (0,)
+    automaton, generator = hole().automaton, seeded(3)
+    beliefs = torch.randn(2 * LENGTH + 1, MASK + 1, generator=generator)
+    beliefs[:, MASK] = -torch.inf
+
+    class Independent:
+        def log_beliefs(self, positions):
+            return beliefs.log_softmax(dim=-1)[positions % len(beliefs)]
+
+    def frames():
+        sampling = Sampling(sampler, steps=4)
+        holes = tuple(ConstrainedHole(row, starts, automaton) for row in (0, 1, 3))
+        canvas = torch.full((4, len(beliefs)), MASK)
+        rng = RowRng(SEED, range(4))
+        denoiser = lambda z, alpha, pad, rows=None, step=None: Independent()  # noqa: E731
+        steps = steps_of(LogLinear(), sampling)
+        return frames_of(SamplingRun(denoiser, canvas, MASK, steps, sampling, rng, holes=holes))
+
+    plain = frames()
+    monkeypatch.setattr(constrained, "has_kernels", lambda tensor: True)
+    monkeypatch.setattr(HoleStep, "draw", None)  # in a last call, argmax is taken in the plain form
+    for ours, expected in zip(frames(), plain, strict=True):
+        assert ours.ids.tolist() == expected.ids.tolist()
+        torch.testing.assert_close(ours.chance, expected.chance, rtol=1e-5, atol=0)

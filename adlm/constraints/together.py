@@ -1,0 +1,168 @@
+"""Tokens of many holes with one automaton, drawn on a GPU in three kernels, while the host goes on.
+
+The plain form is `condition` of each hole and `Conditioned.draw`: to rounding, equal uniform numbers draw equal tokens.
+
+Shapes: H holes, P places looked at, M masked ones of all holes, n of these to draw; V symbols, C classes, S states.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adlm.constraints.automaton import Ints
+from adlm.constraints.holes import HoleAutomaton, all_edges
+
+MAX_EDGES, MAX_STATES = 4096, 1024
+"""Of the automata that the kernels take: a program holds all transitions."""
+BLOCK, TOKENS_BLOCK = 1024, 4096
+"""Symbols that programs read at once."""
+
+
+def fits(automaton: HoleAutomaton) -> bool:
+    """Whether the kernels can take it."""
+    num_edges = len(automaton.tokens.source) + (automaton.end_id is not None) * (len(automaton.tokens.final) + 1)
+    return num_edges <= MAX_EDGES and automaton.alive.shape[1] <= MAX_STATES
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """An automaton on a device, as the kernels read it."""
+
+    classes: Tensor
+    """(V,), of the symbols."""
+    columns: Tensor
+    """Symbols, those of one class after those of another."""
+    starts: Tensor
+    """(C + 1,), where each class begins in this order."""
+    edges: tuple[Tensor, ...]
+    """Source, target, class of all transitions; the last one of each source; those by target, the last one of each
+    target; and those by class. Padded to powers of two, with class -1."""
+    last: Tensor
+    """(P + 1, S), the log masses of states after so many places, where some continuation completes them."""
+
+
+@lru_cache(maxsize=64)
+def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) -> Tables:
+    source, number, target = all_edges(automaton.tokens, automaton.end_id is not None)
+    order = np.argsort(source, kind="stable")
+    source, number, target = source[order], number[order], target[order]
+    num_states, num_edges = _padded(automaton.alive.shape[1]), _padded(len(source))
+
+    def padded(values: Ints, filled: int) -> Ints:
+        return np.concatenate([values, np.full(num_edges - len(values), filled)])
+
+    def last_of(keys: Ints) -> Ints:
+        found = np.full(num_states, -1)
+        found[keys] = np.arange(len(keys))
+        return found
+
+    source, target = padded(source, num_states - 1), padded(target, num_states - 1)
+    number, real = padded(number, -1), len(number)
+    by_target, by_class = np.argsort(target, kind="stable"), np.argsort(padded(number[:real], 2**31 - 1), kind="stable")
+    columns, runs = automaton.columns
+    starts = np.zeros(automaton.num_classes + 1, dtype=np.int64)
+    np.add.at(starts, runs.index + 1, np.diff(runs.starts, append=len(columns)))
+    last = np.full((len(automaton.alive), num_states), -np.inf)
+    last[:, : automaton.alive.shape[1]] = np.where(automaton.alive, 0.0, -np.inf)
+
+    def on_device(values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(device, torch.int32)
+
+    edges = (source, target, number, last_of(source), by_target, last_of(target[by_target]), by_class)
+    return Tables(
+        on_device(automaton.classes(num_symbols)),
+        columns.to(device, torch.int32),
+        on_device(starts.cumsum()),
+        tuple(on_device(each) for each in edges),
+        torch.from_numpy(last).to(device),
+    )
+
+
+def _padded(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def draw_together(
+    log_beliefs: Tensor,
+    automaton: HoleAutomaton,
+    ids: Tensor,
+    slots: Tensor,
+    uniforms: Tensor,
+    where: Tensor,
+    last_drawn: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(H, P) each: `ids`, on the device, with tokens at the places where a uniform number is given, and the probability
+    of each given those drawn before it in its hole; 1 elsewhere.
+
+    `log_beliefs` (M, V) are those of masked places, `slots` (H, P) the row of each place in them, -1 where a token is
+    visible; `uniforms` (H, P) is -1 where nothing is drawn, `where` (n,) are the flat places to draw, and `last_drawn`
+    (H,) the last of each hole.
+    """
+    from adlm.constraints.kernels import class_beliefs_kernel, classes_kernel, tokens_kernel  # imported only where used
+
+    (num_holes, num_places), num_symbols = ids.shape, log_beliefs.shape[1]
+    tables, num_classes = tables_of(automaton, num_symbols, ids.device), automaton.num_classes
+    has_end = automaton.end_id is not None
+    end_class, end_id = (automaton.end_class, automaton.end_id) if has_end else (num_classes, -1)
+    log_beliefs, tokens = log_beliefs.float().contiguous(), ids.clone()
+    num_states, num_edges = tables.last.shape[1], len(tables.edges[0])
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=ids.device)
+
+    class_beliefs, masses = empty(ids.numel(), num_classes), empty(num_holes, num_places + 1, num_states)
+    chosen, left = empty(ids.numel(), dtype=torch.int32), empty(ids.numel())
+    chance = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+    if not len(where):
+        return tokens, chance
+    class_beliefs_kernel[(ids.numel(), num_classes)](
+        log_beliefs,
+        slots,
+        ids,
+        tables.classes,
+        tables.columns,
+        tables.starts,
+        class_beliefs,
+        num_symbols,
+        num_places,
+        num_classes,
+        end_class,
+        end_id,
+        automaton.least if has_end else 0,
+        BLOCK,
+    )
+    classes_kernel[(num_holes,)](
+        class_beliefs,
+        *tables.edges,
+        tables.last[num_places],
+        masses,
+        uniforms,
+        last_drawn,
+        chosen,
+        left,
+        chance,
+        num_places,
+        num_classes,
+        num_edges,
+        num_states,
+        num_warps=max(1, min(8, num_edges // 128)),
+    )
+    tokens_kernel[(len(where),)](
+        log_beliefs,
+        slots,
+        tables.columns,
+        tables.starts,
+        where,
+        chosen,
+        left,
+        chance,
+        tokens,
+        num_symbols,
+        end_class,
+        end_id,
+        TOKENS_BLOCK,
+    )
+    return tokens, chance
