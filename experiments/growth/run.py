@@ -373,7 +373,7 @@ def profile_table(results: Mapping[str, Result]) -> str:
     """Where the time of a step goes, in shares of the profiled time."""
     rows = by_size(results)
     kinds = list(dict.fromkeys(kind for row in rows for kind, _ in row["profile"]))
-    lines = [f"| parameters, batch | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    lines = [f"| {' | '.join(['parameters, batch', *kinds])} |", f"|---|{'---|' * len(kinds)}"]
     for row in rows:
         times = dict(row["profile"])
         shares = [f"{times.get(kind, 0) / sum(times.values()):.1%}" for kind in kinds]
