@@ -188,8 +188,8 @@ def measure_run(row: Row, setting: Setting) -> Result:
     if setting.small:
         text = setting.scratch / "text"
     if not text.exists():
-        words = TINY_PREPARE if setting.small else PREPARE
-        command = command_of("prepare", *words.split(), "--out", text)
+        source = TINY_PREPARE if setting.small else PREPARE
+        command = command_of("prepare", *source.split(), "--out", text)
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
     words = [*row.words, f"data.prepared={text}"]
     plan, num_steps = planned(with_vocabulary_of(row.words, text)), resolve(row.words).train.steps
@@ -369,10 +369,20 @@ def training_table(results: Mapping[str, Result]) -> str:
     return "\n".join(lines)
 
 
+def kinds_of(rows: Sequence[Result]) -> list[str]:
+    """The kinds of kernels in the profiles, those with the largest shares first."""
+    shares: dict[str, float] = {}
+    for row in rows:
+        total = sum(each for _, each in row["profile"])
+        for kind, milliseconds in row["profile"]:
+            shares[kind] = shares.get(kind, 0.0) + milliseconds / total
+    return sorted(shares, key=lambda kind: -shares[kind])
+
+
 def profile_table(results: Mapping[str, Result]) -> str:
     """Where the time of a step goes, in shares of the profiled time."""
     rows = by_size(results)
-    kinds = list(dict.fromkeys(kind for row in rows for kind, _ in row["profile"]))
+    kinds = kinds_of(rows)
     lines = [f"| {' | '.join(['parameters, batch', *kinds])} |", f"|---|{'---|' * len(kinds)}"]
     for row in rows:
         times = dict(row["profile"])
@@ -456,8 +466,12 @@ def plot(results: Mapping[str, Result], out: Path) -> None:
     speed.set(xscale="log", yscale="log", xlabel="parameters", ylabel="tokens per second, training")
     speed.legend(frameon=False)
 
-    kinds = list(dict.fromkeys(kind for row in steps for kind, _ in row["profile"]))
+    kinds = kinds_of(steps)
     labels = [f"{size_of(row['planned']['parameters'])}\nbatch {row['batch']}" for row in steps]
+    labels = [
+        f"{label}\nrecomputed" if "recompute=true" in row["words"] else label
+        for label, row in zip(labels, steps, strict=True)
+    ]
     bottom = [0.0] * len(steps)
     for number, kind in enumerate(kinds):
         times = [dict(row["profile"]) for row in steps]
@@ -481,7 +495,10 @@ def plot(results: Mapping[str, Result], out: Path) -> None:
     common = max((row["length"] for row in samples if row["batch"] > 1), default=0)
     together = sorted((row for row in samples if row["length"] == common), key=lambda row: row["batch"])
     curve(batches, [(row["batch"], row["seconds_per_sequence"]) for row in together])
-    batches.set(xlabel=f"texts of {common:,} tokens, sampled together", ylabel="seconds a text, T = 128")
+    batches.set(
+        xlabel=f"texts of {common:,} tokens, sampled together", ylabel="seconds a text, T = 128", yscale="linear"
+    )
+    batches.set_ylim(bottom=0)
     for axes in (speed, shares, lengths, batches):
         axes.grid(axis="y" if axes is shares else "both", alpha=0.3)
         axes.set_axisbelow(True)
@@ -513,7 +530,7 @@ def main() -> None:
     new.add_argument("--text", type=Path, default=TEXT, help="prepared text of run-3b; prepared if missing")
     new.add_argument("--scratch", type=Path, help="where the run is written, 50 GB if it is saved (default: /tmp)")
     new.add_argument("--seconds", type=float, default=3600, help="begin no row after so long, and end the last one")
-    new.add_argument("--row-seconds", type=float, default=240)
+    new.add_argument("--row-seconds", type=float, default=300, help="a row that takes longer has failed")
     new.add_argument("--save-seconds", type=float, default=0, help="time for run-3b to save after its last step")
     new.add_argument("--commit", help="of this code, where there is no git")
     for name in ("table", "plot"):
