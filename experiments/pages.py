@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from arena.tables import ARENA, Result, at_equal_seconds, paired, released_bound, stderr_of
+from growth.run import RESULTS, figure_link, read_results
+from growth.run import TABLES as GROWTH
 from reasoning.tables import METHODS, groups_of, published, seeds_of
 from scipy.stats import ttest_1samp
 from sweep import FOLDER, Results, key_of
@@ -608,6 +610,11 @@ def summary() -> str:
     return markdown(["question", "answer", "figure", "read on"], lines)
 
 
+def grown(table: Callable[[Mapping[str, Any]], str]) -> str:
+    """A table of experiments/growth."""
+    return table(read_results(RESULTS))
+
+
 MUON_ROWS = {
     "mdlm-matched-muon-2e-3": "MDLM, 12 blocks of 544",
     "mdlm-14-muon-2e-3": "MDLM, 14 blocks",
@@ -635,6 +642,8 @@ CAUSAL_ROWS = {
     "a2r-0.003": "A2R, gamma 0.003",
 }
 TABLES: dict[str, Callable[[], str]] = {
+    **{f"growth-{name}": functools.partial(grown, table) for name, table in GROWTH.items()},
+    "growth-figure": lambda: grown(figure_link),
     "summary": summary,
     "adapt-bits": adapt_bits,
     "adapt-blocks": adapt_blocks,

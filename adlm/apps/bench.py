@@ -31,8 +31,8 @@ from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sample_analytic, sampler_of
-from adlm.training.build import compile_trunks
-from adlm.training.metrics import count_flops, datasheet_flops, zipf
+from adlm.training.build import compile_trunks, recompute_blocks
+from adlm.training.metrics import count_flops, datasheet_flops, training_flops, zipf
 from adlm.training.step import MicroBatch, StepReport, count_tokens, new_train_state, train_step
 
 WARM_UP_STEPS = 5
@@ -60,7 +60,10 @@ class TrainingSpeed:
     peak_gib: float | None
     """Peak memory allocated on the GPU; None on a CPU."""
     tflop_a_step: float
-    """10^12 operations of the step's matrix products and attention, forward and backward, as torch counts them."""
+    """10^12 operations of the step's matrix products and attention, forward and backward, as torch counts them.
+
+    With train.recompute they are counted from the shapes, without the second forward pass.
+    """
     product_tflops: float
     """TFLOP/s of one large matrix product on this device, in the precision of the step."""
     of_product: float
@@ -122,7 +125,11 @@ def measure_training(
     if device.type == "cpu":
         num_steps = 1 + WARM_UP_STEPS + steps + PROFILED_STEPS * profiled
         progress.begin(num_steps, num_steps * _estimate_seconds(make_step, batch, config.length))
-    tflop = count_flops(step) / 1e12
+    if config.train.recompute:  # torch would count the second forward pass too
+        recompute_blocks(network)
+        tflop = training_flops(method, network) * batch * config.length / 1e12
+    else:
+        tflop = count_flops(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP_STEPS):
         step()

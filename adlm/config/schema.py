@@ -250,7 +250,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Model:
-    """The networks. Presets of sizes: model=tiny, small, medium, 1b, 7b."""
+    """The networks. Presets of sizes: model=tiny, small, medium, 1b, 3b, 7b."""
 
     hidden: Width = 768
     """Hidden size d."""

@@ -85,9 +85,8 @@ def build_train_state(
     if train.precision == "float64":
         network = network.double()
     flops = flops_per_token(method, network, processes.device)
-    if train.recompute:  # each block stores its input only and is recomputed in the backward pass
-        for block in blocks_of(network):
-            block.forward = partial(recomputed_in_backward, block.forward, use_reentrant=False)
+    if train.recompute:
+        recompute_blocks(network)
     if should_compile(train, processes.device) and (problem := compile_trunks(network, device=processes.device)):
         report(problem)
     shard_network(network, processes)
@@ -151,6 +150,12 @@ def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
 
 def should_compile(train: Train, device: torch.device) -> bool:
     return train.compile == "on" or (train.compile == "auto" and device.type == "cuda")
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Let each block store its input only and be recomputed in the backward pass. Before the blocks are compiled."""
+    for block in blocks_of(network):
+        block.forward = partial(recomputed_in_backward, block.forward, use_reentrant=False)
 
 
 def compile_trunks(network: nn.Module, backend: str = "inductor", device: torch.device | None = None) -> str:

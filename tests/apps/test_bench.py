@@ -7,9 +7,11 @@ import torch
 from small_models import mostly_slow
 from worlds import seeded
 
+from adlm.apps import bench
 from adlm.apps.bench import measure_training
 from adlm.config.schema import Anchor, Vocabulary
 from adlm.registry import METHODS
+from adlm.training.build import recompute_blocks
 from adlm.training.metrics import zipf
 
 
@@ -65,3 +67,16 @@ def test_every_step_is_announced_before_the_first_and_then_counted(tiny_config):
     steps, seconds = progress.announced
     assert progress.done == list(range(1, steps + 1))
     assert seconds > 0
+
+
+def test_recomputed_blocks_are_measured_and_their_second_forward_pass_is_no_work(tiny_config, monkeypatch):
+    """Counted are the shapes; a step of this network, as torch counts it, differs by what the heads happen to score."""
+    calls, blocks = [], []
+    monkeypatch.setattr(bench, "recompute_blocks", lambda network: (calls.append(network), recompute_blocks(network)))
+    for recompute in (False, True):
+        config = replace(tiny_config, train=replace(tiny_config.train, recompute=recompute))
+        cpu = torch.device("cpu")
+        speed = measure_training(config, 2, 1, compiled=False, device=cpu, profiled=False, progress=IGNORED)
+        blocks.append(speed.tflop_a_step)
+    assert len(calls) == 1
+    assert blocks[1] == pytest.approx(blocks[0], rel=0.2)

@@ -30,7 +30,7 @@ RUNS = [f"{corpus}/{method}" for corpus in ("owt", "lm1b") for method in ("adlm"
 def test_every_run_of_the_paper_has_a_preset_and_every_preset_a_title():
     titles = preset_titles()
     assert set(RUNS) <= set(titles)
-    assert {f"model/{size}" for size in ("tiny", "small", "medium", "1b", "7b")} <= set(titles)
+    assert {f"model/{size}" for size in ("tiny", "small", "medium", "1b", "3b", "7b")} <= set(titles)
     assert all(len(title) > 10 for title in titles.values())
     assert all(resolve([name]) for name in titles if find_named_base("smollm2") or not name.startswith("adapt/"))
 

@@ -22,6 +22,7 @@ from adlm.apps.plan.figures import (
     MEASUREMENTS,
     OTHER_BYTES,
     PRODUCTS,
+    UPDATE_BYTES,
     USABLE,
     Measurement,
 )
@@ -97,15 +98,16 @@ def plan(config: Config, machines: Machines, network: nn.Module | None = None) -
     network = on_meta(lambda: _network(method)) if network is None else network
     tokens, is_parallel = rows * config.length, num_gpus > 1
     flops = training_flops(method, network)
-    busy, host = _seconds(method, network, tokens, gpu, is_parallel)
-    seconds = micro_batches * max(busy, host)
-    seconds /= machines.efficiency if is_parallel else 1
+    trained = sum(weight.numel() for weight in trained_parameters(network).values())
+    busy, host = (micro_batches * seconds for seconds in _seconds(method, network, tokens, gpu, is_parallel))
+    busy += UPDATE_BYTES * trained / train.shard / (gpu.bandwidth * 1e12)
+    seconds = max(busy, host) / (machines.efficiency if is_parallel else 1)
     step_tokens = train.batch_size * config.length
     mfu = flops * step_tokens / (seconds * num_gpus * gpu.tflops * 1e12)
     days = train.steps * seconds / 86_400
     return Plan(
         parameters=num_parameters(network),
-        trained=sum(weight.numel() for weight in trained_parameters(network).values()),
+        trained=trained,
         micro_batch=rows,
         micro_batches=micro_batches,
         gib={name: size / GIB for name, size in _memory(method, network, tokens, micro_batches, is_parallel).items()},
