@@ -76,10 +76,10 @@ def classes_kernel(  # type: ignore[no-untyped-def]
     EDGES: tl.constexpr,
     STATES: tl.constexpr,
 ):
-    """One program per hole: the class of each place to draw, those of all places to draw from their joint distribution.
+    """One program per hole: the class of each place to draw, those of all places to draw from their joint one.
 
-    Transitions are sorted by their source; `by_target` and `by_class` are other orders of them, and `ends_of_*` the last
-    one of each state, -1 if it has none. `uniforms` are -1 where nothing is drawn. `left` is a uniform number again.
+    Transitions are sorted by their source; `by_target` and `by_class` are other orders of them, and `ends_of_*` have the
+    last one of each state, -1 if it has none. `uniforms` are -1 where nothing is drawn. `left` is a uniform number too.
     """
     hole = tl.program_id(0).to(tl.int64)
     beliefs += hole * num_places * num_classes
