@@ -88,5 +88,5 @@ def test_a_hole_has_the_same_bits_whatever_is_drawn_beside_it():
 
 def test_automata_with_more_transitions_than_a_program_holds_are_left_to_the_plain_form(monkeypatch):
     assert fits(hole_of("[abc]*"))
-    monkeypatch.setattr(together, "MAX_EDGES", 2)
+    monkeypatch.setattr(together, "MAX_EDGES", 0)
     assert not fits(hole_of("[abc]*"))
