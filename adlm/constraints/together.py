@@ -17,7 +17,7 @@ from adlm.constraints.holes import HoleAutomaton, all_edges
 
 MAX_EDGES, MAX_STATES = 4096, 1024
 """Of the automata that the kernels take: a program holds all transitions."""
-BLOCK, TOKENS_BLOCK = 1024, 4096
+BLOCK, TOKENS_BLOCK = 2048, 8192
 """Symbols that programs read at once."""
 
 
@@ -35,13 +35,15 @@ class Tables:
     """(V,), of the symbols."""
     columns: Tensor
     """Symbols, those of one class after those of another."""
+    class_of_column: Tensor
+    """Of each of them, and -1 after the last."""
     starts: Tensor
     """(C + 1,), where each class begins in this order."""
     edges: tuple[Tensor, ...]
     """Source, target, class of all transitions; the last one of each source; those by target, the last one of each
     target; and those by class. Padded to powers of two, with class -1."""
-    last: Tensor
-    """(P + 1, S), the log masses of states after so many places, where some continuation completes them."""
+    may_follow: Tensor
+    """(P + 1, S), True at the states after so many places that some continuation completes."""
 
 
 @lru_cache(maxsize=64)
@@ -63,10 +65,12 @@ def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) 
     number, real = padded(number, -1), len(number)
     by_target, by_class = np.argsort(target, kind="stable"), np.argsort(padded(number[:real], 2**31 - 1), kind="stable")
     columns, runs = automaton.columns
-    starts = np.zeros(automaton.num_classes + 1, dtype=np.int64)
-    np.add.at(starts, runs.index + 1, np.diff(runs.starts, append=len(columns)))
-    last = np.full((len(automaton.alive), num_states), -np.inf)
-    last[:, : automaton.alive.shape[1]] = np.where(automaton.alive, 0.0, -np.inf)
+    sizes = np.zeros(automaton.num_classes, dtype=np.int64)
+    sizes[runs.index] = np.diff(runs.starts, append=len(columns))
+    starts = np.concatenate([[0], sizes.cumsum()])
+    may_follow = np.zeros((len(automaton.alive), num_states), dtype=bool)
+    may_follow[:, : automaton.alive.shape[1]] = automaton.alive
+    class_of_column = np.append(np.arange(automaton.num_classes).repeat(np.diff(starts)), -1)
 
     def on_device(values: Ints) -> Tensor:
         return torch.from_numpy(values).to(device, torch.int32)
@@ -75,9 +79,10 @@ def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) 
     return Tables(
         on_device(automaton.classes(num_symbols)),
         columns.to(device, torch.int32),
-        on_device(starts.cumsum()),
+        on_device(class_of_column),
+        on_device(starts),
         tuple(on_device(each) for each in edges),
-        torch.from_numpy(last).to(device),
+        torch.from_numpy(may_follow).to(device),
     )
 
 
@@ -108,37 +113,44 @@ def draw_together(
     has_end = automaton.end_id is not None
     end_class, end_id = (automaton.end_class, automaton.end_id) if has_end else (num_classes, -1)
     log_beliefs, tokens = log_beliefs.float().contiguous(), ids.clone()
-    num_states, num_edges = tables.last.shape[1], len(tables.edges[0])
+    num_states, num_edges = tables.may_follow.shape[1], len(tables.edges[0])
 
     def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=ids.device)
 
-    class_beliefs, masses = empty(ids.numel(), num_classes), empty(num_holes, num_places + 1, num_states)
+    values, exponents = empty(ids.numel(), num_classes), empty(ids.numel(), num_classes, dtype=torch.int32)
+    masses = empty(num_holes, num_places + 1, num_states)
     chosen, left = empty(ids.numel(), dtype=torch.int32), empty(ids.numel())
     chance = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
     if not len(where):
         return tokens, chance
-    class_beliefs_kernel[(ids.numel(), num_classes)](
+    class_beliefs_kernel[(ids.numel(),)](
         log_beliefs,
         slots,
         ids,
         tables.classes,
         tables.columns,
-        tables.starts,
-        class_beliefs,
+        tables.class_of_column,
+        values,
+        exponents,
         num_symbols,
+        len(tables.columns),
         num_places,
         num_classes,
         end_class,
         end_id,
         automaton.least if has_end else 0,
         BLOCK,
+        _padded(num_classes),
+        num_warps=8,
     )
     classes_kernel[(num_holes,)](
-        class_beliefs,
+        values,
+        exponents,
         *tables.edges,
-        tables.last[num_places],
+        tables.may_follow[num_places],
         masses,
+        torch.empty_like(masses, dtype=torch.int32),
         uniforms,
         last_drawn,
         chosen,
@@ -164,5 +176,6 @@ def draw_together(
         end_class,
         end_id,
         TOKENS_BLOCK,
+        num_warps=16,
     )
     return tokens, chance

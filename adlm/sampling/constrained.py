@@ -271,7 +271,8 @@ def _draw_alike(
     ids = z.flatten()[at_places]
     ids = ids.masked_fill(ids == run.mask_id, -1).amax(dim=1).clamp(min=0)  # at masks, any
     log_beliefs = output.log_beliefs(at_masks.flatten())
-    log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
+    if len(at_masks) > 1:
+        log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
     of_places = torch.full((num_holes * num_places,), -1.0, dtype=torch.float64, device=z.device)
     of_places = of_places.index_copy(0, drawn_at, uniforms.double()[uniform_of]).view(num_holes, num_places)
     tokens, chance = draw_together(log_beliefs, group.automaton, ids, slot, of_places, drawn_at, last_drawn)

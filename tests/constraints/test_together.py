@@ -28,6 +28,13 @@ pytestmark = [
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that classes go on in the next block, and because interpreted blocks take time."""
+    monkeypatch.setattr(together, "BLOCK", 4)
+    monkeypatch.setattr(together, "TOKENS_BLOCK", 4)
+
+
 def hole_of(pattern, num_places=PLACES, **kind):
     return fitted(compile_tokens(byte_automaton(pattern), pieces_of(PIECES), pattern), num_places, **kind)
 

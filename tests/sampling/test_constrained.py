@@ -12,7 +12,7 @@ from forced_draws import every_outcome
 from worlds import Table, TableOutput, World, seeded
 
 from adlm.config.schema import Sampling
-from adlm.constraints import conditioning
+from adlm.constraints import conditioning, together
 from adlm.constraints.automaton import compile_tokens, pieces_of
 from adlm.constraints.holes import ConstrainedHole, fitted
 from adlm.constraints.patterns import byte_automaton
@@ -280,6 +280,7 @@ def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, m
         return frames_of(SamplingRun(denoiser, canvas, MASK, steps, sampling, rng, holes=holes))
 
     plain = frames()
+    monkeypatch.setattr(together, "BLOCK", 4)
     monkeypatch.setattr(constrained, "has_kernels", lambda tensor: True)
     monkeypatch.setattr(HoleStep, "draw", None)  # in a last call, argmax is taken in the plain form
     for ours, expected in zip(frames(), plain, strict=True):
