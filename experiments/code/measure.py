@@ -117,9 +117,17 @@ def statements(function: Any) -> list[Any]:
 
 
 def expressions(function: Any) -> list[Any]:
-    """The expressions in statements of a function's body that are not literals."""
-    nodes = [node for each in statements(function) for node in ast.walk(each) if isinstance(node, ast.expr)]
-    return [node for node in nodes if not isinstance(node, ast.Constant | ast.JoinedStr)]
+    """The expressions in statements of a function's body that are not literals, nor in one.
+
+    Python 3.11 and 3.12 place what is in an f-string differently.
+    """
+    found, nodes = list[Any](), statements(function)
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, ast.JoinedStr):
+            found += [node] if isinstance(node, ast.expr) and not isinstance(node, ast.Constant) else []
+            nodes += ast.iter_child_nodes(node)
+    return found
 
 
 # What the device does: models, texts and fills

@@ -1,5 +1,6 @@
 """The figures of experiments/code are right on programs small enough to judge by hand."""
 
+import ast
 import importlib.util
 import json
 import sys
@@ -75,6 +76,14 @@ def test_holes_are_statements_and_expressions_between_ends_of_tokens(script):
         assert text in ("missing(total, unknown)", "len(total)", "os.environ", "[x + y for each in os.environ]")
     words = [(0, 86), *((place, place + 3) for place in range(86, len(PROGRAM), 3))]
     assert all(hole.start > 0 for hole in measure.holes_in(0, PROGRAM, words))
+
+
+def test_holes_are_not_in_f_strings_whose_places_depend_on_the_version_of_python(script):
+    measure = script("measure")
+    text = 'def f(x):\n    """Text."""\n    return f"{len(x) + 1:>{width(x)}} of it" + other.name\n'
+    found = {ast.unparse(node) for node in measure.expressions(ast.parse(text).body[0])}
+    assert {"other.name", "other"} < found
+    assert not {"len(x)", "len(x) + 1", "width(x)", "x"} & found
 
 
 def test_scores_of_fills_and_texts(script):
