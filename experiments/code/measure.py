@@ -375,7 +375,7 @@ def score(arguments: argparse.Namespace) -> None:
     figures = list(dict.fromkeys(name for of_run in scores.values() for name in of_run))
     report: dict[str, Any] = {}
     for group, of_group in scores.items():
-        nats = [record["nats"] for record in groups[group] if "nats" in record]
+        nats = {record["run"]: record["nats"] for record in groups[group] if "nats" in record}
         report[group] = {"seeds": len(groups[group]), "nats": nats}
         report[group] |= {name: mean_and_error(list(values.values())) for name, values in of_group.items()}
         if arguments.against in scores and group not in (arguments.against, CEILING):
@@ -383,6 +383,7 @@ def score(arguments: argparse.Namespace) -> None:
             report[group]["difference"] = {
                 name: mean_and_error([values[file] - other[name][file] for file in values if file in other[name]])
                 for name, values in of_group.items()
+                if name in other
             }
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -395,14 +396,15 @@ def table(report: dict[str, Any], figures: list[str], against: str) -> str:
 
     lines = [f"| percent | nats | {' | '.join(figures)} |", "|---" * (len(figures) + 2) + "|"]
     for group, found in report.items():
-        nats = "" if not found["nats"] else f"{np.mean(found['nats']):.4f}"
+        nats = "" if not found["nats"] else f"{np.mean(list(found['nats'].values())):.4f}"
         lines.append(f"| {group} | {nats} | " + " | ".join(shown(found.get(name)) for name in figures) + " |")
     compared = {group: found for group, found in report.items() if "difference" in found}
     if compared:
         lines += ["", f"| minus {against} | nats | {' | '.join(figures)} |", "|---" * (len(figures) + 2) + "|"]
     for group, found in compared.items():
-        pairs = list(zip(found["nats"], report[against]["nats"], strict=False))
-        mean, error = mean_and_error([one - other for one, other in pairs]) if pairs else (math.nan, math.nan)
+        others = report[against]["nats"]
+        pairs = [(value, others.get(run.replace(group, against, 1))) for run, value in found["nats"].items()]
+        mean, error = mean_and_error([one - other for one, other in pairs if other is not None])
         cells = " | ".join(shown(found["difference"].get(name), "+") for name in figures)
         lines.append(f"| {group} | {mean:+.4f} ± {error:.4f} | {cells} |")
     return "\n".join(lines) + "\n"

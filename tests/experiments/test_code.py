@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,24 @@ def test_scores_of_fills_and_texts(script):
     assert scores["expression names"] == {"3": 1.0}
     both = measure.averaged([scores, {"expression parses": {"3": 1.0}}])
     assert both["expression parses"] == {"3": 0.75}
+
+
+def test_scores_are_compared_seed_by_seed_also_where_nothing_parses(script, tmp_path, capsys):
+    measure = script("measure")
+    good, bad = [{"text": "x = int(1)\n", "ends": True}], [{"text": "= =\n", "ends": True}]
+    records = [
+        {"run": "held-out", "files": {}, "texts": good, "fills": []},
+        {"run": "other-seed1", "nats": 4.0, "texts": good, "fills": []},
+        {"run": "mdlm-seed0", "nats": 2.0, "texts": bad, "fills": []},
+        {"run": "mdlm-seed1", "nats": 5.0, "texts": bad, "fills": []},
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    measure.score(Namespace(texts=tmp_path / "texts.jsonl", against="mdlm", json=tmp_path / "scores.json"))
+    scores, printed = json.loads((tmp_path / "scores.json").read_text()), capsys.readouterr().out
+    assert scores["mdlm"]["nats"] == {"mdlm-seed0": 2.0, "mdlm-seed1": 5.0}
+    assert scores["other"]["difference"]["text readable"][0] == 1
+    assert "text names" not in scores["other"]["difference"]
+    assert "| other | -1.0000 ± nan | +100.0 ± nan" in printed
 
 
 def test_a_wheel_is_collected_without_tests_tables_duplicates_and_what_is_generated(script, tmp_path, monkeypatch):
