@@ -117,9 +117,17 @@ def statements(function: Any) -> list[Any]:
 
 
 def expressions(function: Any) -> list[Any]:
-    """The expressions in statements of a function's body that are not literals."""
-    nodes = [node for each in statements(function) for node in ast.walk(each) if isinstance(node, ast.expr)]
-    return [node for node in nodes if not isinstance(node, ast.Constant | ast.JoinedStr)]
+    """The expressions in statements of a function's body that are not literals, nor in one.
+
+    Python 3.11 and 3.12 place what is in an f-string differently.
+    """
+    found, nodes = list[Any](), statements(function)
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, ast.JoinedStr):
+            found += [node] if isinstance(node, ast.expr) and not isinstance(node, ast.Constant) else []
+            nodes += ast.iter_child_nodes(node)
+    return found
 
 
 # What the device does: models, texts and fills
@@ -367,7 +375,7 @@ def score(arguments: argparse.Namespace) -> None:
     figures = list(dict.fromkeys(name for of_run in scores.values() for name in of_run))
     report: dict[str, Any] = {}
     for group, of_group in scores.items():
-        nats = [record["nats"] for record in groups[group] if "nats" in record]
+        nats = {record["run"]: record["nats"] for record in groups[group] if "nats" in record}
         report[group] = {"seeds": len(groups[group]), "nats": nats}
         report[group] |= {name: mean_and_error(list(values.values())) for name, values in of_group.items()}
         if arguments.against in scores and group not in (arguments.against, CEILING):
@@ -375,6 +383,7 @@ def score(arguments: argparse.Namespace) -> None:
             report[group]["difference"] = {
                 name: mean_and_error([values[file] - other[name][file] for file in values if file in other[name]])
                 for name, values in of_group.items()
+                if name in other
             }
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -387,14 +396,15 @@ def table(report: dict[str, Any], figures: list[str], against: str) -> str:
 
     lines = [f"| percent | nats | {' | '.join(figures)} |", "|---" * (len(figures) + 2) + "|"]
     for group, found in report.items():
-        nats = "" if not found["nats"] else f"{np.mean(found['nats']):.4f}"
+        nats = "" if not found["nats"] else f"{np.mean(list(found['nats'].values())):.4f}"
         lines.append(f"| {group} | {nats} | " + " | ".join(shown(found.get(name)) for name in figures) + " |")
     compared = {group: found for group, found in report.items() if "difference" in found}
     if compared:
         lines += ["", f"| minus {against} | nats | {' | '.join(figures)} |", "|---" * (len(figures) + 2) + "|"]
     for group, found in compared.items():
-        pairs = list(zip(found["nats"], report[against]["nats"], strict=False))
-        mean, error = mean_and_error([one - other for one, other in pairs]) if pairs else (math.nan, math.nan)
+        others = report[against]["nats"]
+        pairs = [(value, others.get(run.replace(group, against, 1))) for run, value in found["nats"].items()]
+        mean, error = mean_and_error([one - other for one, other in pairs if other is not None])
         cells = " | ".join(shown(found["difference"].get(name), "+") for name in figures)
         lines.append(f"| {group} | {mean:+.4f} ± {error:.4f} | {cells} |")
     return "\n".join(lines) + "\n"

@@ -1,9 +1,11 @@
 """The figures of experiments/code are right on programs small enough to judge by hand."""
 
+import ast
 import importlib.util
 import json
 import sys
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,14 @@ def test_holes_are_statements_and_expressions_between_ends_of_tokens(script):
     assert all(hole.start > 0 for hole in measure.holes_in(0, PROGRAM, words))
 
 
+def test_holes_are_not_in_f_strings_whose_places_depend_on_the_version_of_python(script):
+    measure = script("measure")
+    text = 'def f(x):\n    """Text."""\n    return f"{len(x) + 1:>{width(x)}} of it" + other.name\n'
+    found = {ast.unparse(node) for node in measure.expressions(ast.parse(text).body[0])}
+    assert {"other.name", "other"} < found
+    assert not {"len(x)", "len(x) + 1", "width(x)", "x"} & found
+
+
 def test_scores_of_fills_and_texts(script):
     measure = script("measure")
     begin, end = (PROGRAM.index(word) for word in ("missing", " if x"))
@@ -93,6 +103,24 @@ def test_scores_of_fills_and_texts(script):
     assert scores["expression names"] == {"3": 1.0}
     both = measure.averaged([scores, {"expression parses": {"3": 1.0}}])
     assert both["expression parses"] == {"3": 0.75}
+
+
+def test_scores_are_compared_seed_by_seed_also_where_nothing_parses(script, tmp_path, capsys):
+    measure = script("measure")
+    good, bad = [{"text": "x = int(1)\n", "ends": True}], [{"text": "= =\n", "ends": True}]
+    records = [
+        {"run": "held-out", "files": {}, "texts": good, "fills": []},
+        {"run": "other-seed1", "nats": 4.0, "texts": good, "fills": []},
+        {"run": "mdlm-seed0", "nats": 2.0, "texts": bad, "fills": []},
+        {"run": "mdlm-seed1", "nats": 5.0, "texts": bad, "fills": []},
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    measure.score(Namespace(texts=tmp_path / "texts.jsonl", against="mdlm", json=tmp_path / "scores.json"))
+    scores, printed = json.loads((tmp_path / "scores.json").read_text()), capsys.readouterr().out
+    assert scores["mdlm"]["nats"] == {"mdlm-seed0": 2.0, "mdlm-seed1": 5.0}
+    assert scores["other"]["difference"]["text readable"][0] == 1
+    assert "text names" not in scores["other"]["difference"]
+    assert "| other | -1.0000 ± nan | +100.0 ± nan" in printed
 
 
 def test_a_wheel_is_collected_without_tests_tables_duplicates_and_what_is_generated(script, tmp_path, monkeypatch):
