@@ -13,17 +13,34 @@ NOTHING = tl.constexpr(-(2**28))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def segments_kernel(  # type: ignore[no-untyped-def]
+    log_beliefs, columns, values, exponents, num_symbols, num_segments, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """One program per row of beliefs and ROWS segments: the sum of each segment, a pair.
+
+    A segment is at most WIDTH columns of one class; -1 fills it up.
+    """
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.load(columns + segment[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
+    belief = tl.load(log_beliefs + row * num_symbols + column, mask=column >= 0, other=float("-inf"))
+    binary = belief.to(tl.float64) * 1.4426950408889634
+    power = tl.floor(tl.maximum(tl.max(binary, 1), -1e8))
+    value = tl.sum(tl.exp2((binary - power[:, None]).to(tl.float32)).to(tl.float64), 1)
+    tl.store(values + row * num_segments + segment, value)
+    tl.store(exponents + row * num_segments + segment, tl.where(value == 0, NOTHING, power.to(tl.int32)))
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def class_beliefs_kernel(  # type: ignore[no-untyped-def]
-    log_beliefs,
+    of_segments,
+    powers_of_segments,
     slots,
     ids,
     classes,
-    columns,
-    class_of_column,
+    class_of_segment,
     values,
     exponents,
-    num_symbols,
-    num_columns,
+    num_segments,
     num_places,
     num_classes,
     end_class,
@@ -34,8 +51,8 @@ def class_beliefs_kernel(  # type: ignore[no-untyped-def]
 ):
     """One program per place of a hole: the summed beliefs in each class, a pair each.
 
-    `slots` has the row of `log_beliefs` of masked places, -1 of visible ones: these are certain of their class.
-    Columns are sorted by class; the class of what follows them is -1.
+    `slots` has the row of the beliefs of masked places, -1 of visible ones: these are certain of their class. Segments
+    are sorted by class; the class of those that only fill the last program is -1.
     """
     place, number = tl.program_id(0).to(tl.int64), tl.arange(0, CLASSES)
     slot, token = tl.load(slots + place), tl.load(ids + place)
@@ -50,23 +67,19 @@ def class_beliefs_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()  # what is stored above is replaced below
         left_out = tl.where(place % num_places < least, end_class, -1)  # it cannot end yet
         sum_before, power_before, class_before = tl.zeros((), tl.float64), tl.full((), NOTHING, tl.int32), -1
-        for start in range(0, num_columns, BLOCK):
+        for start in range(0, num_segments, BLOCK):
             index = start + tl.arange(0, BLOCK)
-            column = tl.load(columns + index, mask=index < num_columns, other=0)
-            own = tl.load(class_of_column + index, mask=index < num_columns, other=-1)
-            belief = tl.load(log_beliefs + slot * num_symbols + column, mask=index < num_columns, other=float("-inf"))
-            binary = belief.to(tl.float64) * 1.4426950408889634
-            whole = tl.floor(tl.maximum(binary, -1e8))
-            is_zero = belief == float("-inf")
-            value = tl.where(is_zero, 0.0, tl.exp2((binary - whole).to(tl.float32)).to(tl.float64))
-            power = tl.where(is_zero, NOTHING, whole.to(tl.int32))
+            own = tl.load(class_of_segment + index, mask=index < num_segments, other=-1)
+            after = tl.load(class_of_segment + index + 1, mask=index + 1 < num_segments, other=-1)
+            value = tl.load(of_segments + slot * num_segments + index, mask=own >= 0, other=0.0)
+            power = tl.load(powers_of_segments + slot * num_segments + index, mask=own >= 0, other=NOTHING)
             value, power, _ = tl.associative_scan((value, power, own), 0, _add_pairs)
             continued = own == class_before
-            value, power = _plus(value, power, tl.where(continued, sum_before, 0.0), power_before)
-            is_last = index == tl.minimum(start + BLOCK, num_columns) - 1
+            carried, power_of_carried = tl.where(continued, sum_before, 0.0), tl.where(continued, power_before, NOTHING)
+            value, power = _plus(value, power, carried, power_of_carried)
+            is_last = index == start + BLOCK - 1
             sum_before, power_before = tl.sum(tl.where(is_last, value, 0.0), 0), tl.sum(tl.where(is_last, power, 0), 0)
             class_before = tl.sum(tl.where(is_last, own, 0), 0)
-            after = tl.load(class_of_column + index + 1, mask=index < num_columns, other=-1)
             value, power = _normal(value, power)
             is_end = (own != after) & (own >= 0) & (own != left_out)
             tl.store(values + own, value, mask=is_end)
@@ -88,6 +101,7 @@ def classes_kernel(  # type: ignore[no-untyped-def]
     masses,
     powers,
     uniforms,
+    uniform_of,
     last_drawn,
     chosen,
     left,
@@ -99,8 +113,9 @@ def classes_kernel(  # type: ignore[no-untyped-def]
 ):
     """One program per hole: the class of each place to draw, those of all of them from their joint distribution.
 
-    Transitions are sorted by their source; `by_target` and `by_class` are other orders of them, and `ends_of_*` have the
-    last one of each state, -1 if it has none. `uniforms` are -1 where nothing is drawn. `left` is a uniform number too.
+    Transitions are sorted by their source; `by_target` and `by_class` are other orders of them, and `ends_of_*` have
+    the last one of each state, -1 if it has none. `uniform_of` is -1 where nothing is drawn. What is `left` of uniform
+    numbers are uniform numbers.
     """
     hole = tl.program_id(0).to(tl.int64)
     values += hole * num_places * num_classes
@@ -138,13 +153,11 @@ def classes_kernel(  # type: ignore[no-untyped-def]
         share_of = tl.where(mass > 0, chance_of / mass, 0.0)  # where nothing follows, the chance is 0
         chance = value * tl.gather(after, target, 0) * tl.gather(share_of, source, 0)
         chance *= _two_to(exponent + tl.gather(power_after, target, 0) - tl.gather(power, source, 0))
-        uniform = tl.load(uniforms + hole * num_places + place)
-        if uniform >= 0:
+        number_of_uniform = tl.load(uniform_of + hole * num_places + place)
+        if number_of_uniform >= 0:
+            uniform = tl.load(uniforms + number_of_uniform)
             ordered, total = tl.gather(chance, class_order, 0), tl.sum(chance, 0)
-            ends = tl.where(ordered > 0, tl.cumsum(ordered, 0), -1.0)
-            first = tl.min(tl.where((ordered > 0) & (ends > uniform * total), edge, EDGES), 0)
-            first = tl.minimum(first, tl.min(tl.where(ends == tl.max(ends, 0), edge, EDGES), 0))
-            drawn = tl.sum(tl.where(edge == first, sorted_class, 0), 0)
+            drawn = tl.sum(tl.where(edge == _first_above(ordered, uniform * total, edge), sorted_class, 0), 0)
             weight = tl.sum(tl.where(number == drawn, chance, 0.0), 0)
             rest = (uniform * total - tl.sum(tl.where(number < drawn, chance, 0.0), 0)) / weight
             chance = tl.where(number == drawn, chance, 0.0) / weight
@@ -159,6 +172,8 @@ def classes_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def tokens_kernel(  # type: ignore[no-untyped-def]
     log_beliefs,
+    of_segments,
+    powers_of_segments,
     slots,
     columns,
     starts,
@@ -168,47 +183,46 @@ def tokens_kernel(  # type: ignore[no-untyped-def]
     shares,
     tokens,
     num_symbols,
+    num_segments,
     end_class,
     end_id,
-    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SEGMENTS: tl.constexpr,
 ):
-    """One program per place to draw: a token of the class that was chosen, and the probability of both."""
+    """One program per place to draw: a token of the class that was chosen, and the probability of both.
+
+    First its segment, of at most SEGMENTS of the class, then the column in it.
+    """
     place = tl.load(places + tl.program_id(0))
-    number, row = tl.load(chosen + place), log_beliefs + tl.load(slots + place) * num_symbols
+    number, slot = tl.load(chosen + place), tl.load(slots + place)
     is_after_end = number == end_class + 1
     first, last = tl.load(starts + number), tl.load(starts + number + 1)
-    peak, mass = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float64)
-    for start in range(first, last, BLOCK):
-        belief, _, _ = _beliefs_at(row, columns, start, last, BLOCK)
-        highest = tl.maximum(peak, tl.max(belief, 0))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        mass = mass * tl.exp((peak - shift).to(tl.float64)) + tl.sum(tl.exp(belief - shift).to(tl.float64), 0)
-        peak = highest
-    goal, before = tl.load(left + place) * mass, tl.zeros((), tl.float64)
-    found, weight_of_found = tl.full((), 0, tl.int64), tl.zeros((), tl.float64)
-    is_open = tl.full((), 1, tl.int1)  # no cumulative weight is above the goal yet: the last weight is the best so far
-    for start in range(first, last, BLOCK):
-        belief, index, column = _beliefs_at(row, columns, start, last, BLOCK)
-        weight = tl.exp(belief - peak).to(tl.float64)
-        ends = before + tl.cumsum(weight, 0)
-        above = tl.min(tl.where((weight > 0) & (ends > goal), index, last), 0)
-        best = tl.where(above < last, above, tl.max(tl.where(weight > 0, index, -1), 0))
-        own = tl.sum(tl.where(index == best, weight, 0.0), 0)
-        takes = is_open & (best >= 0)
-        found = tl.where(takes, tl.sum(tl.where(index == best, column, 0), 0).to(tl.int64), found)
-        weight_of_found = tl.where(takes, own, weight_of_found)
-        is_open = is_open & (above == last)
-        before += tl.sum(weight, 0)
-    tl.store(tokens + place, tl.where(is_after_end, end_id, found))
-    share = tl.where(is_after_end, 1.0, weight_of_found / mass)
-    tl.store(shares + place, tl.load(shares + place) * share)
+    index = first + tl.arange(0, SEGMENTS)
+    value = tl.load(of_segments + slot * num_segments + index, mask=index < last, other=0.0)
+    power = tl.load(powers_of_segments + slot * num_segments + index, mask=index < last, other=NOTHING)
+    weight = value * _two_to(power - tl.max(power, 0))
+    goal = tl.load(left + place) * tl.sum(weight, 0)
+    segment = _first_above(weight, goal, index)
+    rest = goal - tl.sum(tl.where(index < segment, weight, 0.0), 0)
+    own = tl.sum(tl.where(index == segment, weight, 0.0), 0)
+    inside = tl.arange(0, WIDTH)
+    column = tl.load(columns + segment.to(tl.int64) * WIDTH + inside)
+    belief = tl.load(log_beliefs + slot * num_symbols + column, mask=column >= 0, other=float("-inf"))
+    in_segment = tl.exp(belief - tl.max(belief, 0)).to(tl.float64)
+    total = tl.sum(in_segment, 0)
+    found = _first_above(in_segment, rest / own * total, inside)
+    share = own / tl.sum(weight, 0) * tl.sum(tl.where(inside == found, in_segment, 0.0), 0) / total
+    token = tl.sum(tl.where(inside == found, column, 0), 0).to(tl.int64)
+    tl.store(tokens + place, tl.where(is_after_end, end_id, token))
+    tl.store(shares + place, tl.load(shares + place) * tl.where(is_after_end, 1.0, share))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _beliefs_at(row, columns, start, last, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    index = start + tl.arange(0, BLOCK)
-    column = tl.load(columns + index, mask=index < last, other=0)
-    return tl.load(row + column, mask=index < last, other=float("-inf")), index, column
+def _first_above(weight, goal, index):  # type: ignore[no-untyped-def]
+    """The first index of positive weight whose cumulative weight exceeds the goal; if none does, the last of them."""
+    ends = tl.where(weight > 0, tl.cumsum(weight, 0), -1.0)
+    above = tl.min(tl.where((weight > 0) & (ends > goal), index, 2147483647), 0)
+    return tl.minimum(above, tl.min(tl.where(ends == tl.max(ends, 0), index, 2147483647), 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

@@ -17,8 +17,10 @@ from adlm.constraints.holes import HoleAutomaton, all_edges
 
 MAX_EDGES, MAX_STATES = 4096, 1024
 """Of the automata that the kernels take: a program holds all transitions."""
-BLOCK, TOKENS_BLOCK = 2048, 8192
-"""Symbols that programs read at once."""
+WIDTH, ROWS, BLOCK = 64, 16, 1024
+"""Columns of a segment, segments that a program adds up, and sums of segments that one reads at once."""
+BELIEF_WARPS, CLASS_WARPS = 4, 8
+"""Of the programs that add up classes, and of those that choose them."""
 
 
 def fits(automaton: HoleAutomaton) -> bool:
@@ -34,11 +36,13 @@ class Tables:
     classes: Tensor
     """(V,), of the symbols."""
     columns: Tensor
-    """Symbols, those of one class after those of another."""
-    class_of_column: Tensor
-    """Of each of them, and -1 after the last."""
+    """(G, WIDTH), symbols, those of one class after those of another; -1 fills segments up."""
+    class_of_segment: Tensor
+    """(G,); -1 after the last."""
     starts: Tensor
-    """(C + 1,), where each class begins in this order."""
+    """(C + 1,), the segment where each class begins."""
+    most_segments: int
+    """Of a class, a power of two."""
     edges: tuple[Tensor, ...]
     """Source, target, class of all transitions; the last one of each source; those by target, the last one of each
     target; and those by class. Padded to powers of two, with class -1."""
@@ -64,13 +68,18 @@ def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) 
     source, target = padded(source, num_states - 1), padded(target, num_states - 1)
     number, real = padded(number, -1), len(number)
     by_target, by_class = np.argsort(target, kind="stable"), np.argsort(padded(number[:real], 2**31 - 1), kind="stable")
-    columns, runs = automaton.columns
+    symbols, runs = automaton.columns
     sizes = np.zeros(automaton.num_classes, dtype=np.int64)
-    sizes[runs.index] = np.diff(runs.starts, append=len(columns))
-    starts = np.concatenate([[0], sizes.cumsum()])
+    sizes[runs.index] = np.diff(runs.starts, append=len(symbols))
+    num_segments = -(-sizes // WIDTH)
+    starts = np.concatenate([[0], num_segments.cumsum()])
+    columns = np.full((-(-starts[-1] // ROWS) * ROWS, WIDTH), -1)
+    first = (starts[:-1] * WIDTH)[runs.index].repeat(sizes[runs.index])  # of the class of each symbol
+    columns.ravel()[first + np.arange(len(symbols)) - runs.starts.repeat(sizes[runs.index])] = symbols.numpy()
+    class_of_segment = np.full(len(columns), -1)
+    class_of_segment[: starts[-1]] = np.arange(automaton.num_classes).repeat(num_segments)
     may_follow = np.zeros((len(automaton.alive), num_states), dtype=bool)
     may_follow[:, : automaton.alive.shape[1]] = automaton.alive
-    class_of_column = np.append(np.arange(automaton.num_classes).repeat(np.diff(starts)), -1)
 
     def on_device(values: Ints) -> Tensor:
         return torch.from_numpy(values).to(device, torch.int32)
@@ -78,9 +87,10 @@ def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) 
     edges = (source, target, number, last_of(source), by_target, last_of(target[by_target]), by_class)
     return Tables(
         on_device(automaton.classes(num_symbols)),
-        columns.to(device, torch.int32),
-        on_device(class_of_column),
+        on_device(columns),
+        on_device(class_of_segment),
         on_device(starts),
+        _padded(int(num_segments.max())),
         tuple(on_device(each) for each in edges),
         torch.from_numpy(may_follow).to(device),
     )
@@ -96,6 +106,7 @@ def draw_together(
     ids: Tensor,
     slots: Tensor,
     uniforms: Tensor,
+    uniform_of: Tensor,
     where: Tensor,
     last_drawn: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -103,55 +114,64 @@ def draw_together(
     of each given those drawn before it in its hole; 1 elsewhere.
 
     `log_beliefs` (M, V) are those of masked places, `slots` (H, P) the row of each place in them, -1 where a token is
-    visible; `uniforms` (H, P) is -1 where nothing is drawn, `where` (n,) are the flat places to draw, and `last_drawn`
-    (H,) the last of each hole.
+    visible; `uniform_of` (H, P) is which of the uniform numbers draws it, -1 where nothing is drawn, `where` (n,) are
+    the flat places to draw, and `last_drawn` (H,) the last of each hole. Masked places have any ids.
     """
-    from adlm.constraints.kernels import class_beliefs_kernel, classes_kernel, tokens_kernel  # imported only where used
+    from adlm.constraints.kernels import (  # Triton is imported only where it is used
+        class_beliefs_kernel,
+        classes_kernel,
+        segments_kernel,
+        tokens_kernel,
+    )
 
-    (num_holes, num_places), num_symbols = ids.shape, log_beliefs.shape[1]
+    (num_holes, num_places), (num_masked, num_symbols) = ids.shape, log_beliefs.shape
     tables, num_classes = tables_of(automaton, num_symbols, ids.device), automaton.num_classes
     has_end = automaton.end_id is not None
     end_class, end_id = (automaton.end_class, automaton.end_id) if has_end else (num_classes, -1)
     log_beliefs, tokens = log_beliefs.float().contiguous(), ids.clone()
     num_states, num_edges = tables.may_follow.shape[1], len(tables.edges[0])
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=ids.device)
+    def pairs(*shape: int) -> tuple[Tensor, Tensor]:
+        values = torch.empty(shape, dtype=torch.float64, device=ids.device)
+        return values, torch.empty(shape, dtype=torch.int32, device=ids.device)
 
-    values, exponents = empty(ids.numel(), num_classes), empty(ids.numel(), num_classes, dtype=torch.int32)
-    masses = empty(num_holes, num_places + 1, num_states)
-    chosen, left = empty(ids.numel(), dtype=torch.int32), empty(ids.numel())
     chance = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
     if not len(where):
         return tokens, chance
+    num_segments = len(tables.columns)
+    of_segments, of_classes, masses = (
+        pairs(num_masked, num_segments),
+        pairs(ids.numel(), num_classes),
+        pairs(num_holes, num_places + 1, num_states),
+    )
+    left, chosen = pairs(ids.numel())
+    segments_kernel[(num_masked, num_segments // ROWS)](
+        log_beliefs, tables.columns, *of_segments, num_symbols, num_segments, WIDTH, ROWS
+    )
     class_beliefs_kernel[(ids.numel(),)](
-        log_beliefs,
+        *of_segments,
         slots,
         ids,
         tables.classes,
-        tables.columns,
-        tables.class_of_column,
-        values,
-        exponents,
-        num_symbols,
-        len(tables.columns),
+        tables.class_of_segment,
+        *of_classes,
+        num_segments,
         num_places,
         num_classes,
         end_class,
         end_id,
         automaton.least if has_end else 0,
-        BLOCK,
+        min(BLOCK, _padded(num_segments)),
         _padded(num_classes),
-        num_warps=8,
+        num_warps=BELIEF_WARPS,
     )
     classes_kernel[(num_holes,)](
-        values,
-        exponents,
+        *of_classes,
         *tables.edges,
         tables.may_follow[num_places],
-        masses,
-        torch.empty_like(masses, dtype=torch.int32),
+        *masses,
         uniforms,
+        uniform_of,
         last_drawn,
         chosen,
         left,
@@ -160,10 +180,11 @@ def draw_together(
         num_classes,
         num_edges,
         num_states,
-        num_warps=max(1, min(8, num_edges // 128)),
+        num_warps=max(1, min(CLASS_WARPS, num_edges // 64)),
     )
     tokens_kernel[(len(where),)](
         log_beliefs,
+        *of_segments,
         slots,
         tables.columns,
         tables.starts,
@@ -173,9 +194,10 @@ def draw_together(
         chance,
         tokens,
         num_symbols,
+        num_segments,
         end_class,
         end_id,
-        TOKENS_BLOCK,
-        num_warps=16,
+        WIDTH,
+        tables.most_segments,
     )
     return tokens, chance

@@ -124,6 +124,8 @@ class HolesOfCanvas:
         """(B * L,), the number of the hole that a position is in, -1 if it is in none; and its place there."""
         self.alike: list[Alike] = []
         """Holes that are drawn together, where the device can."""
+        self.group_at, self.member_at = np.full((2, num_rows * length), -1)
+        """(B * L,), the number of that hole's group, -1 if it is in none; and which of the group it is."""
         groups: dict[tuple[HoleAutomaton, int, int], list[int]] = {}
         for number, hole in enumerate(holes):
             num_places = min(hole.automaton.num_places, length - max(hole.starts))
@@ -134,17 +136,19 @@ class HolesOfCanvas:
                 groups.setdefault((hole.automaton, len(hole.starts), num_places), []).append(number)
         for (automaton, _, num_places), numbers in groups.items():
             starts = np.array([[holes[each].row * length + start for start in holes[each].starts] for each in numbers])
-            self.alike.append(Alike(automaton, np.array(numbers), starts[:, :, None] + np.arange(num_places)))
+            at = starts[:, :, None] + np.arange(num_places)
+            self.group_at[at] = len(self.alike)
+            self.member_at[at] = np.arange(len(at))[:, None, None]
+            self.alike.append(Alike(automaton, at))
 
-    def touched(self, positions: Ints, others_than: Sequence["Alike"] = ()) -> Iterator["Touched"]:
-        """The holes with some of the positions (N,), without those of some groups."""
+    def touched(self, positions: Ints, all_holes: bool = True) -> Iterator["Touched"]:
+        """The holes with some of the positions (N,), or only those in no group."""
         hole_of = self.hole_at[positions]
-        left_out = {number for group in others_than for number in group.numbers.tolist()}
-        for number in np.unique(hole_of[hole_of >= 0]).tolist():
-            if number not in left_out:
-                [index] = (hole_of == number).nonzero()
-                place = torch.from_numpy(self.place_at[positions[index]])
-                yield Touched(self.holes[number], place, torch.from_numpy(index))
+        wanted = hole_of >= 0 if all_holes else (hole_of >= 0) & (self.group_at[positions] < 0)
+        for number in np.unique(hole_of[wanted]).tolist():
+            [index] = (hole_of == number).nonzero()
+            place = torch.from_numpy(self.place_at[positions[index]])
+            yield Touched(self.holes[number], place, torch.from_numpy(index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +156,6 @@ class Alike:
     """H holes with one automaton, as many of their name, and as many places on the canvas."""
 
     automaton: HoleAutomaton
-    numbers: Ints
-    """(H,), ascending."""
     at: Ints
     """(H, K, P), their positions."""
 
@@ -167,6 +169,10 @@ class OnHost:
     """(N,), those to draw."""
     is_masked: Tensor
     """(B, L), before the call."""
+
+    @property
+    def all_in_holes(self) -> bool:
+        return bool((self.holes.hole_at[self.positions] >= 0).all())
 
     @classmethod
     def of(cls, run: SamplingRun, z: Tensor, positions: Tensor) -> "OnHost":
@@ -227,10 +233,10 @@ def draw_in_holes(
     """
     on_host = on_host or OnHost.of(run, z, positions)
     final = is_final if run.sampling.final == "argmax" else None
-    alike = on_host.holes.alike if final is None and not _shapes(run.sampling) and has_kernels(uniforms) else []
-    for group in alike:
-        drawn = _draw_alike(run, output, z, group, uniforms, drawn, on_host)
-    for hole in hole_steps(run, output, z, [*on_host.holes.touched(on_host.positions, alike)]):
+    together = final is None and not _shapes(run.sampling) and has_kernels(uniforms)
+    for number in range(len(on_host.holes.alike) if together else 0):
+        drawn = _draw_alike(run, output, z, number, uniforms, drawn, on_host)
+    for hole in hole_steps(run, output, z, [*on_host.holes.touched(on_host.positions, not together)]):
         takes_argmax = final is not None and bool(final[hole.index[0]])
         drawn = drawn.with_tokens(hole.index, hole.argmax() if takes_argmax else hole.draw(uniforms[hole.index]))
     return drawn
@@ -245,37 +251,39 @@ def _draw_alike(
     run: SamplingRun,
     output: DenoiserOutput,
     z: Tensor,
-    group: Alike,
+    number: int,
     uniforms: Tensor,
     drawn: DrawnTokens,
     on_host: OnHost,
 ) -> DrawnTokens:
-    """`drawn` with the tokens of such holes replaced, without waiting for the device."""
-    hole_of, positions = on_host.holes.hole_at[on_host.positions], on_host.positions
-    [index] = np.isin(hole_of, group.numbers).nonzero()
+    """`drawn` with the tokens of a group of holes replaced, without waiting for the device."""
+    positions = on_host.positions
+    [index] = (on_host.holes.group_at[positions] == number).nonzero()
     if len(index) == 0:
         return drawn
-    numbers, row = np.unique(hole_of[index], return_inverse=True)
-    at = group.at[np.searchsorted(group.numbers, numbers)]
-    num_holes, _, num_places = at.shape
+    group, member = on_host.holes.alike[number], on_host.holes.member_at[positions[index]]
+    is_touched = np.zeros(len(group.at), dtype=bool)
+    is_touched[member] = True
+    at, row = group.at[is_touched], (is_touched.cumsum() - 1)[member]
+    num_holes, num_alike, num_places = at.shape
     is_masked = on_host.is_masked.flatten().numpy()[at].all(axis=1)
     slots = np.where(is_masked, is_masked.cumsum().reshape(is_masked.shape) - 1, -1)
     where = row * num_places + on_host.holes.place_at[positions[index]]
-    source = np.full(num_holes * num_places, -1)
-    source[where] = index  # of positions of one name, one of them
-    [to_draw] = ((source >= 0) & is_masked.flatten()).nonzero()
+    uniform_of = np.full(num_holes * num_places, -1)
+    uniform_of[where] = index  # of positions of one name, one of them
+    uniform_of[~is_masked.ravel()] = -1  # known already from another hole of the name
+    [to_draw] = (uniform_of >= 0).nonzero()
     last = np.full(num_holes, -1)
-    np.maximum.at(last, to_draw // num_places, to_draw % num_places)
-    parts = at, at.transpose(1, 0, 2)[:, is_masked], slots, where, index, to_draw, source[to_draw], last
-    at_places, at_masks, slot, flat, index_of, drawn_at, uniform_of, last_drawn = _to_device(parts, z.device)
-    ids = z.flatten()[at_places]
-    ids = ids.masked_fill(ids == run.mask_id, -1).amax(dim=1).clamp(min=0)  # at masks, any
-    log_beliefs = output.log_beliefs(at_masks.flatten())
-    if len(at_masks) > 1:
+    last[to_draw // num_places] = to_draw % num_places  # ascending
+    parts = at, at.transpose(1, 0, 2)[:, is_masked], slots, where, index, uniform_of, to_draw, last
+    at_places, at_masks, slot, flat, index_of, uniform_at, drawn_at, last_drawn = _to_device(parts, z.device)
+    ids, log_beliefs = z.flatten()[at_places], output.log_beliefs(at_masks.flatten())
+    if num_alike > 1:
+        ids = ids.masked_fill(ids == run.mask_id, -1).amax(dim=1, keepdim=True).clamp(min=0)
         log_beliefs = log_beliefs.view(*at_masks.shape, log_beliefs.shape[1]).sum(dim=0)
-    of_places = torch.full((num_holes * num_places,), -1.0, dtype=torch.float64, device=z.device)
-    of_places = of_places.index_copy(0, drawn_at, uniforms.double()[uniform_of]).view(num_holes, num_places)
-    tokens, chance = draw_together(log_beliefs, group.automaton, ids, slot, of_places, drawn_at, last_drawn)
+    tokens, chance = draw_together(
+        log_beliefs, group.automaton, ids[:, 0], slot, uniforms.double(), uniform_at, drawn_at, last_drawn
+    )
     return drawn.with_tokens(index_of, DrawnTokens(tokens.flatten()[flat], chance.flatten()[flat]))
 
 

@@ -199,19 +199,22 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         padding = None if pad is None else pad[:num_rows]
         reached = torch.cat([call.step[: call.num_rows], reached[call.num_rows :]])  # complete rows go no further
         output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
-        log_beliefs = output.log_beliefs(call.revealed)
-        if run.text is None:
-            drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, mask_id, pad)
+        remasked_on_host, revealed_on_host = call.on_host
+        is_masked.view(-1)[remasked_on_host] = True
+        on_host = OnHost(on_canvas, revealed_on_host.numpy(), is_masked)
+        if run.holes and on_host.all_in_holes:
+            drawn = DrawnTokens(torch.zeros_like(call.revealed), torch.zeros(len(call.revealed), device=z.device))
         else:
-            drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
-        if call.is_final is not None and run.sampling.final == "argmax":
-            drawn = drawn.with_argmax(call.is_final, log_beliefs)
+            log_beliefs = output.log_beliefs(call.revealed)
+            if run.text is None:
+                drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, mask_id, pad)
+            else:
+                drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
+            if call.is_final is not None and run.sampling.final == "argmax":
+                drawn = drawn.with_argmax(call.is_final, log_beliefs)
         if run.holes:
-            remasked_on_host, revealed_on_host = call.on_host
-            is_masked.view(-1)[remasked_on_host] = True
-            on_host = OnHost(on_canvas, revealed_on_host.numpy(), is_masked)
             drawn = draw_in_holes(run, output, z, call.revealed, call.uniforms, drawn, call.is_final, on_host)
-            is_masked.view(-1)[revealed_on_host] = False
+        is_masked.view(-1)[revealed_on_host] = False
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_as_mask(z, positions)[inverse] for positions in (call.revealed, call.remasked))

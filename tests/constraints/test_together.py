@@ -31,8 +31,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """So that classes go on in the next block, and because interpreted blocks take time."""
-    monkeypatch.setattr(together, "BLOCK", 4)
-    monkeypatch.setattr(together, "TOKENS_BLOCK", 4)
+    together.tables_of.cache_clear()
+    for name, size in (("WIDTH", 2), ("ROWS", 2), ("BLOCK", 2)):
+        monkeypatch.setattr(together, name, size)
+    yield
+    together.tables_of.cache_clear()
 
 
 def hole_of(pattern, num_places=PLACES, **kind):
@@ -63,7 +66,8 @@ def test_holes_drawn_together_have_the_tokens_that_each_draws_alone(pattern, kin
         slots = torch.where(masked, masked.flatten().cumsum(0).view(ids.shape) - 1, -1)
         where = to_draw.flatten().nonzero()[:, 0]
         last = torch.where(to_draw, torch.arange(num_places), -1).amax(dim=1)
-        inputs = (torch.where(masked, 0, ids), slots, torch.where(to_draw, uniforms, -1.0), where, last)
+        uniform_of = torch.where(to_draw, torch.arange(ids.numel()).view(ids.shape), -1)
+        inputs = (torch.where(masked, 0, ids), slots, uniforms, uniform_of, where, last)
         tokens, chance = draw_together(log_beliefs.to(DEVICE), hole, *(each.to(DEVICE) for each in inputs))
         expected, chances = ids.clone(), torch.ones(ids.shape, dtype=torch.float64)
         for row, own in enumerate(ids):
@@ -85,9 +89,9 @@ def test_a_hole_has_the_same_bits_whatever_is_drawn_beside_it():
     slots = torch.arange(num * PLACES, device=DEVICE).view(num, PLACES)
     ids, places = torch.zeros_like(slots), torch.arange(PLACES, device=DEVICE)
     where, last = torch.arange(num * PLACES, device=DEVICE), torch.full((num,), PLACES - 1, device=DEVICE)
-    tokens, chance = draw_together(log_beliefs, hole, ids, slots, uniforms, where, last)
+    tokens, chance = draw_together(log_beliefs, hole, ids, slots, uniforms, slots, where, last)
     for row in range(num):
-        own = log_beliefs[slots[row]], hole, ids[:1], slots[:1], uniforms[row : row + 1], places, last[:1]
+        own = log_beliefs[slots[row]], hole, ids[:1], slots[:1], uniforms[row], slots[:1], places, last[:1]
         alone, chance_alone = draw_together(*own)
         assert alone[0].tolist() == tokens[row].tolist()
         assert chance_alone[0].tolist() == chance[row].tolist()

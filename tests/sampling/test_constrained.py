@@ -280,7 +280,7 @@ def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, m
         return frames_of(SamplingRun(denoiser, canvas, MASK, steps, sampling, rng, holes=holes))
 
     plain = frames()
-    monkeypatch.setattr(together, "BLOCK", 4)
+    monkeypatch.setattr(together, "BLOCK", 16)
     monkeypatch.setattr(constrained, "has_kernels", lambda tensor: True)
     monkeypatch.setattr(HoleStep, "draw", None)  # in a last call, argmax is taken in the plain form
     for ours, expected in zip(frames(), plain, strict=True):
