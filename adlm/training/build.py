@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import checkpoint as recomputed_in_backward
+from torch.utils.checkpoint import checkpoint
 
 from adlm.checkpoints.adapter import Adapter, add_lora_of
 from adlm.checkpoints.model_folder import check_fit
@@ -155,7 +155,16 @@ def should_compile(train: Train, device: torch.device) -> bool:
 def recompute_blocks(network: nn.Module) -> None:
     """Let each block store its input only and be recomputed in the backward pass. Before the blocks are compiled."""
     for block in blocks_of(network):
-        block.forward = partial(recomputed_in_backward, block.forward, use_reentrant=False)
+        block.forward = _recomputed(block.forward)
+
+
+def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recomputed(*inputs: Any) -> Tensor:
+        return checkpoint(forward, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+
+    # A function, not partial(checkpoint, forward): torch.compile starts at the first call that is not in PyTorch's own
+    # code, and does not start inside of an uncompiled checkpoint. With partial the blocks silently ran uncompiled.
+    return recomputed
 
 
 def compile_trunks(network: nn.Module, backend: str = "inductor", device: torch.device | None = None) -> str:

@@ -256,10 +256,11 @@ def train_step(
         pad, given, labels = (
             None if each is None else _to_device(each, device) for each in (batch.pad, batch.given, batch.labels)
         )
-        with state.autocast(), fast_attention(device):
-            rng = BatchRng(generator, batch.batch_slice)
-            loss = method.loss(network, x, pad, progress, rng, **given_option(given, labels))
-        (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
+        with fast_attention(device):  # around the backward pass too, where blocks may be recomputed
+            with state.autocast():
+                rng = BatchRng(generator, batch.batch_slice)
+                loss = method.loss(network, x, pad, progress, rng, **given_option(given, labels))
+            (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
         sums = {name: sums[name] + value if sums else value for name, value in values.items()}
     sums = dict(zip(sums, mean_over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))

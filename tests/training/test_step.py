@@ -19,8 +19,9 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.registry import METHODS
+from adlm.training.build import recompute_blocks
 from adlm.training.optimizer import build_optimizer
-from adlm.training.step import EMA, MicroBatch, TrainState, count_tokens, train_step
+from adlm.training.step import EMA, MicroBatch, TrainState, count_tokens, fast_attention, train_step
 
 MASK = 7
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -207,6 +208,27 @@ def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
     report = train_step(state, [MicroBatch(text())], 48, 0.5, seeded())
     report.check()
     assert all(weight.dtype == torch.float32 == weight.grad.dtype for weight in network.parameters())
+
+
+def test_recomputed_blocks_prefer_the_attention_kernels_of_the_forward_pass(monkeypatch):
+    """On a GPU, other kernels store other tensors, and the backward pass fails. Here a CPU passes for a Hopper GPU."""
+    attention, orders = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recording(*args, **kwargs):
+        orders.append(torch._C._get_sdp_priority_order())
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", recording)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("adlm.training.step.fast_attention", lambda device: fast_attention(torch.device("cuda")))
+    config = config_of("mdlm")
+    method = method_of(config)
+    network = randomized(method.build())
+    recompute_blocks(network)
+    state = TrainState(method, network, build_optimizer(network, config.train), None)
+    train_step(state, [MicroBatch(text())], 48, 0.5, seeded()).check()
+    assert len(orders) == 4  # two blocks, twice each
+    assert all(order == orders[0] != torch._C._get_sdp_priority_order() for order in orders)
 
 
 def sharded_worker(
