@@ -1,10 +1,12 @@
-"""Tokens of many holes with one automaton, drawn on a GPU in three kernels, while the host goes on.
+"""Tokens of many holes with one automaton, drawn on a GPU in four kernels, while the host goes on.
 
 The plain form is `condition` of each hole and `Conditioned.draw`: to rounding, equal uniform numbers draw equal tokens.
+Beliefs are read in single precision and added up in double.
 
 Shapes: H holes, P places looked at, M masked ones of all holes, n of these to draw; V symbols, C classes, S states.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,8 +17,8 @@ from torch import Tensor
 from adlm.constraints.automaton import Ints
 from adlm.constraints.holes import HoleAutomaton, all_edges
 
-MAX_EDGES, MAX_STATES = 4096, 1024
-"""Of the automata that the kernels take: a program holds all transitions."""
+MAX_EDGES, MAX_STATES = 1024, 128
+"""Of the automata that the kernels take, as many as were tried on a GPU: a program holds all transitions."""
 WIDTH, ROWS, BLOCK = 64, 16, 1024
 """Columns of a segment, segments that a program adds up, and sums of segments that one reads at once."""
 BELIEF_WARPS, CLASS_WARPS = 4, 8
@@ -145,59 +147,60 @@ def draw_together(
         pairs(num_holes, num_places + 1, num_states),
     )
     left, chosen = pairs(ids.numel())
-    segments_kernel[(num_masked, num_segments // ROWS)](
-        log_beliefs, tables.columns, *of_segments, num_symbols, num_segments, WIDTH, ROWS
-    )
-    class_beliefs_kernel[(ids.numel(),)](
-        *of_segments,
-        slots,
-        ids,
-        tables.classes,
-        tables.class_of_segment,
-        *of_classes,
-        num_segments,
-        num_places,
-        num_classes,
-        end_class,
-        end_id,
-        automaton.least if has_end else 0,
-        min(BLOCK, _padded(num_segments)),
-        _padded(num_classes),
-        num_warps=BELIEF_WARPS,
-    )
-    classes_kernel[(num_holes,)](
-        *of_classes,
-        *tables.edges,
-        tables.may_follow[num_places],
-        *masses,
-        uniforms,
-        uniform_of,
-        last_drawn,
-        chosen,
-        left,
-        chance,
-        num_places,
-        num_classes,
-        num_edges,
-        num_states,
-        num_warps=max(1, min(CLASS_WARPS, num_edges // 64)),
-    )
-    tokens_kernel[(len(where),)](
-        log_beliefs,
-        *of_segments,
-        slots,
-        tables.columns,
-        tables.starts,
-        where,
-        chosen,
-        left,
-        chance,
-        tokens,
-        num_symbols,
-        num_segments,
-        end_class,
-        end_id,
-        WIDTH,
-        tables.most_segments,
-    )
+    with torch.cuda.device(ids.device) if ids.is_cuda else nullcontext():
+        segments_kernel[(num_masked, num_segments // ROWS)](
+            log_beliefs, tables.columns, *of_segments, num_symbols, num_segments, WIDTH, ROWS
+        )
+        class_beliefs_kernel[(ids.numel(),)](
+            *of_segments,
+            slots,
+            ids,
+            tables.classes,
+            tables.class_of_segment,
+            *of_classes,
+            num_segments,
+            num_places,
+            num_classes,
+            end_class,
+            end_id,
+            automaton.least if has_end else 0,
+            min(BLOCK, _padded(num_segments)),
+            _padded(num_classes),
+            num_warps=BELIEF_WARPS,
+        )
+        classes_kernel[(num_holes,)](
+            *of_classes,
+            *tables.edges,
+            tables.may_follow[num_places],
+            *masses,
+            uniforms,
+            uniform_of,
+            last_drawn,
+            chosen,
+            left,
+            chance,
+            num_places,
+            num_classes,
+            num_edges,
+            num_states,
+            num_warps=max(1, min(CLASS_WARPS, num_edges // 64)),
+        )
+        tokens_kernel[(len(where),)](
+            log_beliefs,
+            *of_segments,
+            slots,
+            tables.columns,
+            tables.starts,
+            where,
+            chosen,
+            left,
+            chance,
+            tokens,
+            num_symbols,
+            num_segments,
+            end_class,
+            end_id,
+            WIDTH,
+            tables.most_segments,
+        )
     return tokens, chance

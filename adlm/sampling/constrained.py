@@ -175,6 +175,15 @@ class OnHost:
         return bool((self.holes.hole_at[self.positions] >= 0).all())
 
     @classmethod
+    def of_call(cls, holes: HolesOfCanvas, is_masked: Tensor, remasked: Tensor, revealed: Tensor) -> "OnHost":
+        """`is_masked` (B, L) is that after the call before, and is brought up to date for the next one."""
+        flat = is_masked.view(-1)
+        flat[remasked] = True
+        before = is_masked.clone()
+        flat[revealed] = False
+        return cls(holes, revealed.numpy(), before)
+
+    @classmethod
     def of(cls, run: SamplingRun, z: Tensor, positions: Tensor) -> "OnHost":
         """Waits for the device."""
         return cls(HolesOfCanvas(run.holes, *z.shape), positions.cpu().numpy(), (z == run.mask_id).cpu())

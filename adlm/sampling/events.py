@@ -190,7 +190,7 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
     pad = None if run.pad is None else run.pad[order]
     reached = torch.zeros(len(z), dtype=torch.int64)
     in_order = tuple(replace(hole, row=int(host_inverse[hole.row])) for hole in run.holes)
-    on_canvas, is_masked = HolesOfCanvas(in_order, *z.shape), (canvas == mask_id).cpu()[plan.order]
+    holes, is_masked = HolesOfCanvas(in_order, *z.shape), (canvas == mask_id).cpu()[plan.order]
     run = replace(run, pad=pad, holes=in_order)
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
@@ -199,27 +199,34 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         padding = None if pad is None else pad[:num_rows]
         reached = torch.cat([call.step[: call.num_rows], reached[call.num_rows :]])  # complete rows go no further
         output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
-        remasked_on_host, revealed_on_host = call.on_host
-        is_masked.view(-1)[remasked_on_host] = True
-        on_host = OnHost(on_canvas, revealed_on_host.numpy(), is_masked)
-        if run.holes and on_host.all_in_holes:
-            drawn = DrawnTokens(torch.zeros_like(call.revealed), torch.zeros(len(call.revealed), device=z.device))
-        else:
-            log_beliefs = output.log_beliefs(call.revealed)
-            if run.text is None:
-                drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, mask_id, pad)
-            else:
-                drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
-            if call.is_final is not None and run.sampling.final == "argmax":
-                drawn = drawn.with_argmax(call.is_final, log_beliefs)
         if run.holes:
+            on_host = OnHost.of_call(holes, is_masked, *call.on_host)
+            drawn = _no_tokens(call.revealed) if on_host.all_in_holes else _draw_freely(run, output, z, call, order)
             drawn = draw_in_holes(run, output, z, call.revealed, call.uniforms, drawn, call.is_final, on_host)
-        is_masked.view(-1)[revealed_on_host] = False
+        else:
+            drawn = _draw_freely(run, output, z, call, order)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_as_mask(z, positions)[inverse] for positions in (call.revealed, call.remasked))
         t, alpha = call.t[host_inverse], call.alpha[host_inverse]
         yield Frame(z[inverse], t, revealed, remasked, chance[inverse], read, alpha)
+
+
+def _draw_freely(run: SamplingRun, output: DenoiserOutput, z: Tensor, call: NetworkCall, order: Tensor) -> DrawnTokens:
+    """The tokens that a call reveals, without constraints."""
+    log_beliefs = output.log_beliefs(call.revealed)
+    if run.text is None:
+        drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, run.mask_id, run.pad)
+    else:
+        drawn = run.text.reveal(log_beliefs, z, call.revealed, order)
+    if call.is_final is not None and run.sampling.final == "argmax":
+        drawn = drawn.with_argmax(call.is_final, log_beliefs)
+    return drawn
+
+
+def _no_tokens(positions: Tensor) -> DrawnTokens:
+    """To be replaced."""
+    return DrawnTokens(torch.zeros_like(positions), torch.zeros(len(positions), device=positions.device))
 
 
 def padded_num_rows(num_needed: int, num_rows: int) -> int:
