@@ -19,7 +19,6 @@ from adlm.constraints.patterns import byte_automaton
 from adlm.diffusion.schedules import LogLinear
 from adlm.registry import SAMPLERS
 from adlm.sampling import constrained
-from adlm.sampling.constrained import HoleStep
 from adlm.sampling.frame import Row, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
@@ -258,9 +257,12 @@ def test_beliefs_that_are_not_finite_are_a_user_error():
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "remdm-loop", "remdm-conf"])
-@pytest.mark.parametrize("named", [False, True])
-def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, monkeypatch):
-    """Rows with a hole each, or with two of one name; some rows have none."""
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [(False, {}), (True, {}), (False, {"t_end": 0.4}), (False, {"top_p": 0.7}), (False, {"top_k": 1})],
+)
+def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, options, monkeypatch):
+    """Rows with a hole each, or two of one name; some have none. Shaped beliefs are left to the plain form."""
     starts = (0, LENGTH + 1) if named else (0,)
     automaton, generator = hole().automaton, seeded(3)
     beliefs = torch.randn(2 * LENGTH + 1, MASK + 1, generator=generator)
@@ -271,10 +273,10 @@ def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, m
             return beliefs.log_softmax(dim=-1)[positions % len(beliefs)]
 
     def frames():
-        sampling = Sampling(sampler, steps=4)
-        holes = tuple(ConstrainedHole(row, starts, automaton) for row in (0, 1, 3))
-        canvas = torch.full((4, len(beliefs)), MASK)
-        rng = RowRng(SEED, range(4))
+        sampling = Sampling(sampler, steps=8, **options)
+        holes = tuple(ConstrainedHole(row, starts, automaton) for row in (0, 1, 3, 4))
+        canvas = torch.full((5, len(beliefs)), MASK)
+        rng = RowRng(SEED, range(5))
         denoiser = lambda z, alpha, pad, rows=None, step=None: Independent()  # noqa: E731
         steps = steps_of(LogLinear(), sampling)
         return frames_of(SamplingRun(denoiser, canvas, MASK, steps, sampling, rng, holes=holes))
@@ -282,7 +284,11 @@ def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, m
     plain = frames()
     monkeypatch.setattr(together, "BLOCK", 16)
     monkeypatch.setattr(constrained, "has_kernels", lambda tensor: True)
-    monkeypatch.setattr(HoleStep, "draw", None)  # in a last call, argmax is taken in the plain form
+    if sampler != "ancestral":
+        assert any(frame.remasked[:, :LENGTH].any() for frame in plain)
+    calls = []
+    monkeypatch.setattr(constrained, "draw_together", lambda *given: calls.append(1) or together.draw_together(*given))
     for ours, expected in zip(frames(), plain, strict=True):
         assert ours.ids.tolist() == expected.ids.tolist()
         torch.testing.assert_close(ours.chance, expected.chance, rtol=1e-5, atol=0)
+    assert bool(calls) == (options.keys() <= {"t_end"})
