@@ -6,7 +6,8 @@
 `write` appends a line for each run: its bound on the held-out rows, 256 texts from the start of a file, and fills of
 holes in held-out functions; runs that have a line are left out. Its first line is of the held-out files themselves, as
 the run `held-out`: the ceiling. `score` reads the lines, adds the scores as JSON (--json) and prints
-Markdown. Runs NAME-seed0, NAME-seed1, ... are averaged.
+Markdown. Runs NAME-seed0, NAME-seed1, ... are averaged (not with --each); differences are those of the seeds that both
+have.
 
 texts        256 samples. A packed row that begins with bos and the eos of the document before it goes on with the start
              of a file. The text ends at the next eos, or with the row, and then without its last line, which is cut.
@@ -369,9 +370,12 @@ def score(arguments: argparse.Namespace) -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     records = read_lines(arguments.texts)
     files = next(record["files"] for record in records if record["run"] == CEILING)
+    of_seeds: dict[str, dict[str, Scores]] = defaultdict(dict)
     for record in records:
-        groups[re.sub(r"-seed\d+$", "", record["run"])].append(record)
-    scores = {group: averaged([scores_of(record, files) for record in of_group]) for group, of_group in groups.items()}
+        group = record["run"] if arguments.each else re.sub(r"-seed\d+$", "", record["run"])
+        groups[group].append(record)
+        of_seeds[group][record["run"].removeprefix(group)] = scores_of(record, files)
+    scores = {group: averaged(list(of_group.values())) for group, of_group in of_seeds.items()}
     figures = list(dict.fromkeys(name for of_run in scores.values() for name in of_run))
     report: dict[str, Any] = {}
     for group, of_group in scores.items():
@@ -379,11 +383,12 @@ def score(arguments: argparse.Namespace) -> None:
         report[group] = {"seeds": len(groups[group]), "nats": nats}
         report[group] |= {name: mean_and_error(list(values.values())) for name, values in of_group.items()}
         if arguments.against in scores and group not in (arguments.against, CEILING):
-            other = scores[arguments.against]
+            common = of_seeds[group].keys() & of_seeds[arguments.against].keys()
+            ours, other = (averaged([of_seeds[of][seed] for seed in common]) for of in (group, arguments.against))
             report[group]["difference"] = {
                 name: mean_and_error([values[file] - other[name][file] for file in values if file in other[name]])
-                for name, values in of_group.items()
-                if name in other
+                for name, values in ours.items()
+                if values.keys() & other.get(name, {}).keys()
             }
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -424,6 +429,7 @@ def main() -> None:
     scoring = commands.add_parser("score", help="the figures of written texts and fills")
     scoring.add_argument("texts", type=Path)
     scoring.add_argument("--against", default="", help="a run, without its seed, that the others are compared with")
+    scoring.add_argument("--each", action="store_true", help="every run by itself, not averaged over seeds")
     scoring.add_argument("--json", type=Path, help="where the figures are written")
     arguments = parser.parse_args()
     {"write": write, "score": score}[arguments.command](arguments)

@@ -111,16 +111,20 @@ def test_scores_are_compared_seed_by_seed_also_where_nothing_parses(script, tmp_
     records = [
         {"run": "held-out", "files": {}, "texts": good, "fills": []},
         {"run": "other-seed1", "nats": 4.0, "texts": good, "fills": []},
-        {"run": "mdlm-seed0", "nats": 2.0, "texts": bad, "fills": []},
+        {"run": "mdlm-seed0", "nats": 2.0, "texts": good, "fills": []},
         {"run": "mdlm-seed1", "nats": 5.0, "texts": bad, "fills": []},
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    measure.score(Namespace(texts=tmp_path / "texts.jsonl", against="mdlm", json=tmp_path / "scores.json"))
+    paths = {"texts": tmp_path / "texts.jsonl", "json": tmp_path / "scores.json"}
+    measure.score(Namespace(**paths, against="mdlm", each=False))
     scores, printed = json.loads((tmp_path / "scores.json").read_text()), capsys.readouterr().out
     assert scores["mdlm"]["nats"] == {"mdlm-seed0": 2.0, "mdlm-seed1": 5.0}
-    assert scores["other"]["difference"]["text readable"][0] == 1
+    assert scores["mdlm"]["text readable"][0] == 0.5
+    assert scores["other"]["difference"]["text readable"][0] == 1, "seed 0 of mdlm has no pair"
     assert "text names" not in scores["other"]["difference"]
     assert "| other | -1.0000 ± nan | +100.0 ± nan" in printed
+    measure.score(Namespace(**paths, against="mdlm-seed0", each=True))
+    assert "| mdlm-seed1 | 5.0000 | 0.0 ± nan" in capsys.readouterr().out
 
 
 def test_a_wheel_is_collected_without_tests_tables_duplicates_and_what_is_generated(script, tmp_path, monkeypatch):
