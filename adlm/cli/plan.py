@@ -154,7 +154,7 @@ def _not_measured(config: Config) -> list[str]:
             ("model.memory", model.memory),
             ("rates.rule", config.rates.rule != "none"),
             ("train.lora_rank", train.lora_rank > 0),
-            ("train.recompute", train.recompute),
+            ("the speed of train.recompute", train.recompute),
             (f"train.precision {train.precision}: the speed is that of bf16", train.precision.startswith("float")),
         )
         if is_set

@@ -434,7 +434,7 @@ def run_table(results: Mapping[str, Result]) -> str:
 
 def figure_link(results: Mapping[str, Result]) -> str:
     """For docs/plan.md: the figure, once there are results."""
-    text = "Tokens per second and shares of a step by parameters, and sampling seconds by length and batch"
+    text = "FLOP/s and shares of a training step by parameters; sampling by length and by number of texts"
     return f"![{text}](figures/growth.svg)" if results else ""
 
 
@@ -443,70 +443,119 @@ TABLES = {
     "profile": profile_table,
     "run": run_table,
     "sampling": sampling_table,
-    "serving": serving_table,
 }
+"""Those of the pages. That of the server is added to them where it was measured."""
 
 
 def plot(results: Mapping[str, Result], out: Path) -> None:
-    """Four panels: speed and shares of a step by size, and sampling by length and by batch."""
+    """Four panels: FLOP/s and shares of a step by size, and sampling by length and by batch."""
     import matplotlib
 
-    from adlm.apps.plots import COLOURS, GREY, new_figure, save_figure
+    from adlm.apps.plots import new_figure, save_figure
 
     matplotlib.rcParams["svg.hashsalt"] = "growth"  # with no date, the same results give the same file
-    figure = new_figure(11, 7)
+    figure = new_figure(11, 8)
     (speed, shares), (lengths, batches) = figure.subplots(2, 2)
-    steps = by_size(results)
-    sizes = [row["planned"]["parameters"] for row in steps]
-    for values, label, style in (
-        ([row["tokens_per_second"] for row in steps], "measured", {"marker": "o", "color": COLOURS[0]}),
-        ([row["planned"]["tokens_per_second"] for row in steps], "adlm plan", {"marker": "x", "color": COLOURS[1]}),
-    ):
-        speed.plot(sizes, values, label=label, linestyle="none", **style)
-    speed.set(xscale="log", yscale="log", xlabel="parameters", ylabel="tokens per second, training")
-    speed.legend(frameon=False)
-
-    kinds = kinds_of(steps)
-    labels = [f"{size_of(row['planned']['parameters'])}\nbatch {row['batch']}" for row in steps]
-    labels = [
-        f"{label}\nrecomputed" if "recompute=true" in row["words"] else label
-        for label, row in zip(labels, steps, strict=True)
-    ]
-    bottom = [0.0] * len(steps)
-    for number, kind in enumerate(kinds):
-        times = [dict(row["profile"]) for row in steps]
-        heights = [100 * of.get(kind, 0) / sum(of.values()) for of in times]
-        colour = (*COLOURS, GREY, "#444444", "#b0b0b0")[number]
-        shares.bar(range(len(steps)), heights, bottom=bottom, label=kind, color=colour, width=0.7)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    shares.set_xticks(range(len(steps)), labels, fontsize=7)
-    shares.set(ylabel="% of the time of a training step", ylim=(0, 100))
-    shares.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-
-    samples = of_kind(results, "sample")
-    alone = sorted((row for row in samples if row["batch"] == 1), key=lambda row: row["length"])
-    curve(lengths, [(row["length"], row["seconds"]) for row in alone])
-    if alone:
-        last, value = alone[-1]["length"], alone[-1]["seconds"]
-        points = [(row["length"], value * row["length"] / last) for row in alone]
-        lengths.plot(*zip(*points, strict=True), color=GREY, linestyle=":", label="proportional")
-        lengths.legend(frameon=False)
-    lengths.set(xlabel="tokens of a text, sampled alone", ylabel="seconds a text, T = 128")
-    common = max((row["length"] for row in samples if row["batch"] > 1), default=0)
-    together = sorted((row for row in samples if row["length"] == common), key=lambda row: row["batch"])
-    curve(batches, [(row["batch"], row["seconds_per_sequence"]) for row in together])
-    batches.set(
-        xlabel=f"texts of {common:,} tokens, sampled together", ylabel="seconds a text, T = 128", yscale="linear"
-    )
-    batches.set_ylim(bottom=0)
+    draw_speed(speed, by_size(results))
+    draw_shares(shares, by_size(results))
+    draw_lengths(lengths, of_kind(results, "sample"))
+    draw_batches(batches, of_kind(results, "sample"))
     for axes in (speed, shares, lengths, batches):
-        axes.grid(axis="y" if axes is shares else "both", alpha=0.3)
+        axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, out)
 
 
-def curve(axes: Any, points: Sequence[tuple[float, float]]) -> None:
-    """Points on logarithmic axes, with the values of x at the ticks."""
+def step_labels(steps: Sequence[Result]) -> list[str]:
+    labels = [f"{size_of(row['planned']['parameters'])}\nbatch {row['batch']}" for row in steps]
+    return [
+        f"{label}\nrecomputed" if "recompute=true" in row["words"] else label
+        for label, row in zip(labels, steps, strict=True)
+    ]
+
+
+def draw_speed(axes: Any, steps: Sequence[Result]) -> None:
+    """FLOP/s of training steps, measured and planned, with the measured tokens per second."""
+    from adlm.apps.plots import COLOURS
+
+    reached = [100 * row["of_product"] for row in steps]
+    plans = [
+        share * row["planned"]["tokens_per_second"] / row["tokens_per_second"]
+        for share, row in zip(reached, steps, strict=True)
+    ]
+    axes.plot(range(len(steps)), reached, "o", color=COLOURS[0], label="measured, with tokens/s")
+    axes.plot(range(len(steps)), plans, "x", color=COLOURS[1], label="adlm plan")
+    for place, (row, share) in enumerate(zip(steps, reached, strict=True)):
+        text = f"{row['tokens_per_second'] / 1e3:,.0f}k"
+        axes.annotate(text, (place, share), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xticks(range(len(steps)), step_labels(steps), fontsize=8)
+    axes.set(ylabel="% of the FLOP/s of a large product", ylim=(0, 100))
+    axes.set_title("Training: FLOP/s of a step", fontsize=10)
+    axes.margins(x=0.08)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def draw_shares(axes: Any, steps: Sequence[Result]) -> None:
+    """Where the time of training steps goes."""
+    from adlm.apps.plots import COLOURS, GREY
+
+    times = [dict(row["profile"]) for row in steps]
+    bottom = [0.0] * len(steps)
+    for number, kind in enumerate(kinds_of(steps)):
+        heights = [100 * of.get(kind, 0) / sum(of.values()) for of in times]
+        colour = (*COLOURS, GREY, "#444444", "#b0b0b0")[number]
+        axes.bar(range(len(steps)), heights, bottom=bottom, label=kind, color=colour, width=0.75)
+        for place, (low, height) in enumerate(zip(bottom, heights, strict=True)):
+            if height >= 4:
+                axes.text(place, low + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=7, color="white")
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set_xticks(range(len(steps)), step_labels(steps), fontsize=8)
+    axes.set(ylabel="% of the time of a step", ylim=(0, 100))
+    axes.set_title("Training: where the time goes", fontsize=10, pad=36)
+    axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
+def draw_lengths(axes: Any, samples: Sequence[Result]) -> None:
+    """Milliseconds of a network call, and what of them is not quadratic in the length."""
+    import numpy as np
+
+    from adlm.apps.plots import GREY
+
+    alone = sorted((row for row in samples if row["batch"] == 1), key=lambda row: row["length"])
+    points = [(row["length"], row["milliseconds_a_call"]) for row in alone]
+    if len(points) > 2:
+        _, linear, fixed = quadratic(points)
+        x = np.geomspace(points[-3][0], points[-1][0])
+        axes.plot(x, fixed + linear * x, ":", color=GREY, label="without the term quadratic in the length")
+        axes.legend(frameon=False, fontsize=8)
+    curve(axes, points, "{:.3g}")
+    axes.set(yscale="log", xlabel="tokens of one text", ylabel="milliseconds of a network call")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.13)
+    axes.set_title("Sampling: by the length of a text", fontsize=10)
+
+
+def quadratic(points: Sequence[tuple[float, float]]) -> Any:
+    """The coefficients, highest first, of the quadratic through the last three points."""
+    import numpy as np
+
+    return np.polyfit(*zip(*points[-3:], strict=True), 2)
+
+
+def draw_batches(axes: Any, samples: Sequence[Result]) -> None:
+    """Seconds a text by the number of texts that are sampled together."""
+    common = max((row["length"] for row in samples if row["batch"] > 1), default=0)
+    together = sorted((row for row in samples if row["length"] == common), key=lambda row: row["batch"])
+    curve(axes, [(row["batch"], row["seconds_per_sequence"]) for row in together], "{:.3f}")
+    axes.set(xlabel=f"texts of {common:,} tokens, sampled together", ylabel="seconds a text, T = 128")
+    axes.set_title("Sampling: by the number of texts", fontsize=10)
+    axes.margins(x=0.13)
+    axes.set_ylim(0, 1.15 * max((row["seconds_per_sequence"] for row in together), default=1))
+
+
+def curve(axes: Any, points: Sequence[tuple[float, float]], form: str) -> None:
+    """Points on a logarithmic axis of x, with their values, and those of x at the ticks."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     from adlm.apps.plots import COLOURS
@@ -514,7 +563,11 @@ def curve(axes: Any, points: Sequence[tuple[float, float]]) -> None:
     if not points:
         return
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=COLOURS[0])
-    axes.set(xscale="log", yscale="log")
+    rises = points[-1][1] > points[0][1]
+    for point in points:  # beside the curve
+        offset, side = ((-5, 4), "right") if rises else ((3, 5), "left")
+        axes.annotate(form.format(point[1]), point, offset, textcoords="offset points", ha=side, fontsize=8)
+    axes.set(xscale="log")
     axes.xaxis.set_major_locator(FixedLocator([x for x, _ in points]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -542,7 +595,8 @@ def main() -> None:
         measure(arguments)
     elif arguments.command == "table":
         results = read_results(arguments.results)
-        print("\n\n".join(table(results) for table in TABLES.values()))
+        tables = [*TABLES.values(), *([serving_table] if of_kind(results, "serve") else [])]
+        print("\n\n".join(table(results) for table in tables))
     else:
         plot(read_results(arguments.results), arguments.out)
 

@@ -23,9 +23,10 @@ HOST_SECONDS = 0.0591 / 18
 """Per block and micro-batch: what the host takes to launch the kernels, by a step of one sequence."""
 HOST_SECONDS_FSDP = 0.1428 / 18
 """The same under FSDP2, by one process (experiments/train_gpu/log.txt); GPUs are idle where this is the longer time."""
-LARGEST_MFU = 0.418
-"""The largest MFU measured, with hidden size 768 (`--batch 64`). That of larger networks was not measured."""
-LARGEST_HIDDEN = 768
+LARGEST_MFU = 0.541
+"""The largest MFU measured: 3 billion parameters, 16 sequences a step, no EMA (`run-3b` of experiments/growth)."""
+LARGEST_HIDDEN = 3072
+"""The widest network measured."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Measurement:
     gib: float
     """Largest memory allocated by torch."""
     tokens_per_second: float | None
-    """None where the GPU waited for a busy host."""
+    """None where the GPU waited for a busy host, or was shared with other runs."""
     source: str
 
 
@@ -48,7 +49,7 @@ _SMOLLM2 = (
     "model.blocks=30 model.heads=9 model.kv_heads=3 model.mlp=1536 model.tie_embedding=true model.dropout=0"
 )
 _BLOCKS = "model.block_length=4 model.chain=512 train.causal_weight=0.5 time.t_min=0.45"
-_SPEED, _ARENA = "train_speed/log.txt", "arena/results.jsonl"
+_SPEED, _ARENA, _GROWTH = "train_speed/log.txt", "arena/results.jsonl", "growth/results.jsonl"
 MEASUREMENTS = (
     Measurement("owt/adlm train.batch_size=32", 23.4, 313_748, _SPEED),
     Measurement("owt/adlm train.batch_size=64", 40.9, 332_478, _SPEED),
@@ -73,4 +74,15 @@ MEASUREMENTS = (
     Measurement(f"method=ar {_SMOLLM2}", 12.81, None, "adapt/curves/causal-mix.jsonl"),
     Measurement(f"method=mdlm {_SMOLLM2} {_BLOCKS}", 25.98, None, "adapt/curves/blocks4.jsonl"),
     Measurement(f"method=mdlm {_SMOLLM2} {_BLOCKS.replace('=4 ', '=16 ')}", 23.81, None, "adapt/curves/blocks16.jsonl"),
+    Measurement("owt/mdlm model=1b train.batch_size=32", 59.10, 91_743, _GROWTH),
+    Measurement("owt/adlm model=1b train.batch_size=24", 75.34, 57_412, _GROWTH),
+    Measurement("owt/mdlm model=3b train.batch_size=12", 86.94, 28_051, _GROWTH),
+    Measurement("owt/mdlm model=3b train.batch_size=4", 63.83, 23_015, _GROWTH),
+    Measurement(
+        "owt/mdlm model=3b train.batch_size=16 train.ema=0 vocabulary.size=49353 vocabulary.mask_id=49352",
+        86.76,
+        30_017,
+        _GROWTH,
+    ),
+    Measurement("owt/mdlm model=1b train.batch_size=24 train.recompute=true", 21.35, None, "growth/recompute.json"),
 )
