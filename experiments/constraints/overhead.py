@@ -122,6 +122,7 @@ def main() -> None:
                         "seconds": round(statistics.median(seconds[False][1:]), 4),
                         "constrained": round(statistics.median(seconds[True][1:]), 4),
                         "overhead": round(statistics.median(ratios) - 1, 3),
+                        "commit": adlm.code_commit(),
                     }
                     print(json.dumps(row), flush=True)
 
