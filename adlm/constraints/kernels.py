@@ -206,7 +206,8 @@ def tokens_kernel(  # type: ignore[no-untyped-def]
     rest = goal - tl.sum(tl.where(index < segment, weight, 0.0), 0)
     own = tl.sum(tl.where(index == segment, weight, 0.0), 0)
     inside = tl.arange(0, WIDTH)
-    column = tl.load(columns + segment.to(tl.int64) * WIDTH + inside)
+    here = segment * WIDTH + inside
+    column = tl.load(columns + here, mask=here < last * WIDTH, other=-1)  # what follows an end has no segment
     belief = tl.load(log_beliefs + slot * num_symbols + column, mask=column >= 0, other=float("-inf"))
     in_segment = tl.exp(belief - tl.max(belief, 0)).to(tl.float64)
     total = tl.sum(in_segment, 0)

@@ -131,6 +131,7 @@ def draw_together(
     has_end = automaton.end_id is not None
     end_class, end_id = (automaton.end_class, automaton.end_id) if has_end else (num_classes, -1)
     log_beliefs, tokens = log_beliefs.float().contiguous(), ids.clone()
+    uniforms = uniforms if uniforms.data_ptr() % 16 == 0 else uniforms.clone()  # one form of the kernel suffices
     num_states, num_edges = tables.may_follow.shape[1], len(tables.edges[0])
 
     def pairs(*shape: int) -> tuple[Tensor, Tensor]:

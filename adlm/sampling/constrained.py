@@ -12,7 +12,8 @@ those of the likeliest one.
 
 Holes of one name have the same tokens: the belief in a token is the product of those at their masks.
 
-On a GPU, holes whose beliefs are not shaped are drawn together by kernels, and the host does not wait for them.
+On a GPU, holes whose beliefs are not shaped are drawn together by kernels, and the host does not wait for them. There,
+beliefs that are not finite give chances that are not.
 
 Shapes: B rows, L positions, N of them to draw, n of these in a hole of P places, of which M are masked; V symbols;
 K holes of one name. Positions are flat: row * L + position.
@@ -29,12 +30,15 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.constraints.automaton import Ints
 from adlm.constraints.conditioning import Conditioned, condition
-from adlm.constraints.holes import ConstrainedHole, HoleAutomaton
+from adlm.constraints.holes import Bools, ConstrainedHole, HoleAutomaton
 from adlm.constraints.together import draw_together, fits
 from adlm.errors import UserError
 from adlm.sampling.frame import NOT_FINITE, DenoiserOutput, SamplingRun
 from adlm.sampling.rng import categorical, has_kernels
 from adlm.sampling.shaping import DrawnTokens, seen_symbols, shape, visible_ids, without_repeats
+
+MAX_POSITIONS = 4096
+"""Whose beliefs are held at once: with 50,000 symbols they take 0.8 GB."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ class HolesOfCanvas:
         groups: dict[tuple[HoleAutomaton, int, int], list[int]] = {}
         for number, hole in enumerate(holes):
             num_places = min(hole.automaton.num_places, length - max(hole.starts))
+            if num_places <= 0:
+                continue  # after the canvas
             for start in hole.starts:
                 own = slice(hole.row * length + start, hole.row * length + start + num_places)
                 self.hole_at[own], self.place_at[own] = number, np.arange(num_places)
@@ -141,11 +147,10 @@ class HolesOfCanvas:
             self.member_at[at] = np.arange(len(at))[:, None, None]
             self.alike.append(Alike(automaton, at))
 
-    def touched(self, positions: Ints, all_holes: bool = True) -> Iterator["Touched"]:
-        """The holes with some of the positions (N,), or only those in no group."""
-        hole_of = self.hole_at[positions]
-        wanted = hole_of >= 0 if all_holes else (hole_of >= 0) & (self.group_at[positions] < 0)
-        for number in np.unique(hole_of[wanted]).tolist():
+    def touched(self, positions: Ints, others_than: Bools | bool = False) -> Iterator["Touched"]:
+        """The holes with some of the positions (N,), without those of some of them."""
+        hole_of = np.where(others_than, -1, self.hole_at[positions])
+        for number in np.unique(hole_of[hole_of >= 0]).tolist():
             [index] = (hole_of == number).nonzero()
             place = torch.from_numpy(self.place_at[positions[index]])
             yield Touched(self.holes[number], place, torch.from_numpy(index))
@@ -158,6 +163,13 @@ class Alike:
     automaton: HoleAutomaton
     at: Ints
     """(H, K, P), their positions."""
+
+    def parts(self, member: Ints) -> Iterator[Bools]:
+        """(n,), which of n positions are drawn at once, given the hole of each: as many holes as memory is left for."""
+        num_at_once = max(1, MAX_POSITIONS // self.at[0].size)
+        numbers, number = np.unique(member, return_inverse=True)
+        for first in range(0, len(numbers), num_at_once):
+            yield (first <= number) & (number < first + num_at_once)
 
 
 @dataclass(frozen=True)
@@ -241,13 +253,19 @@ def draw_in_holes(
     `is_final` (N,) is True in rows that make their last call; None if none does.
     """
     on_host = on_host or OnHost.of(run, z, positions)
-    final = is_final if run.sampling.final == "argmax" else None
-    together = final is None and not _shapes(run.sampling) and has_kernels(uniforms)
-    for number in range(len(on_host.holes.alike) if together else 0):
-        drawn = _draw_alike(run, output, z, number, uniforms, drawn, on_host)
-    for hole in hole_steps(run, output, z, [*on_host.holes.touched(on_host.positions, not together)]):
-        takes_argmax = final is not None and bool(final[hole.index[0]])
-        drawn = drawn.with_tokens(hole.index, hole.argmax() if takes_argmax else hole.draw(uniforms[hole.index]))
+    takes_argmax = np.zeros(len(positions), dtype=bool)
+    if is_final is not None and run.sampling.final == "argmax":
+        takes_argmax = is_final.cpu().numpy()
+    holes, together = on_host.holes, np.zeros(len(positions), dtype=bool)
+    if has_kernels(uniforms) and not _shapes(run.sampling):
+        together = (holes.group_at[on_host.positions] >= 0) & ~takes_argmax
+    for number, group in enumerate(holes.alike):
+        [index] = (together & (holes.group_at[on_host.positions] == number)).nonzero()
+        for part in group.parts(holes.member_at[on_host.positions[index]]):
+            drawn = _draw_alike(run, output, z, group, index[part], uniforms, drawn, on_host)
+    for hole in hole_steps(run, output, z, [*holes.touched(on_host.positions, together)]):
+        own = hole.argmax() if takes_argmax[hole.index[0]] else hole.draw(uniforms[hole.index])
+        drawn = drawn.with_tokens(hole.index, own)
     return drawn
 
 
@@ -260,17 +278,15 @@ def _draw_alike(
     run: SamplingRun,
     output: DenoiserOutput,
     z: Tensor,
-    number: int,
+    group: Alike,
+    index: Ints,
     uniforms: Tensor,
     drawn: DrawnTokens,
     on_host: OnHost,
 ) -> DrawnTokens:
-    """`drawn` with the tokens of a group of holes replaced, without waiting for the device."""
+    """`drawn` with the tokens at positions `index` (n,) in a group of holes replaced. Does not wait for the device."""
     positions = on_host.positions
-    [index] = (on_host.holes.group_at[positions] == number).nonzero()
-    if len(index) == 0:
-        return drawn
-    group, member = on_host.holes.alike[number], on_host.holes.member_at[positions[index]]
+    member = on_host.holes.member_at[positions[index]]
     is_touched = np.zeros(len(group.at), dtype=bool)
     is_touched[member] = True
     at, row = group.at[is_touched], (is_touched.cumsum() - 1)[member]
@@ -297,12 +313,14 @@ def _draw_alike(
 
 
 def _to_device(parts: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Copied together, and without waiting."""
-    packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    of_parts = torch.split(packed, [part.size for part in parts])
-    return [own.view(part.shape) for own, part in zip(of_parts, parts, strict=True)]
+    """Copied together, without waiting, each to a multiple of 16 bytes: kernels are compiled for one alignment."""
+    sizes = [part.size + part.size % 2 for part in parts]
+    packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    views = torch.split(packed, sizes)
+    for view, part in zip(views, parts, strict=True):
+        view.numpy()[: part.size] = part.ravel()
+    copies = torch.split(packed.to(device, non_blocking=True), sizes)
+    return [copy[: part.size].view(part.shape) for copy, part in zip(copies, parts, strict=True)]
 
 
 class NextTokens:

@@ -367,5 +367,5 @@ def _draw(
         )
         if holes:
             run = replace(like, sampling=sampling, holes=holes)
-            drawn = draw_in_holes(run, output, z, revealed, uniforms.to(device), drawn, is_final.to(device))
+            drawn = draw_in_holes(run, output, z, revealed, uniforms.to(device), drawn, is_final)
     return drawn

@@ -586,10 +586,10 @@ def main() -> None:
     new.add_argument("--row-seconds", type=float, default=300, help="a row that takes longer has failed")
     new.add_argument("--save-seconds", type=float, default=0, help="time for run-3b to save after its last step")
     new.add_argument("--commit", help="of this code, where there is no git")
-    for name in ("table", "plot"):
-        known = commands.add_parser(name)
-        known.add_argument("--results", type=Path, default=RESULTS)
-    known.add_argument("out", type=Path)
+    printing, drawing = (commands.add_parser(name) for name in ("table", "plot"))
+    for each in (printing, drawing):
+        each.add_argument("--results", type=Path, default=RESULTS)
+    drawing.add_argument("out", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "measure":
         measure(arguments)

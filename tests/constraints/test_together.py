@@ -101,3 +101,28 @@ def test_automata_with_more_transitions_than_a_program_holds_are_left_to_the_pla
     assert fits(hole_of("[abc]*"))
     monkeypatch.setattr(together, "MAX_EDGES", 0)
     assert not fits(hole_of("[abc]*"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_beliefs_that_are_not_finite_give_chances_that_are_not(value):
+    hole, slots, one = hole_of("[abc]*"), torch.arange(PLACES, device=DEVICE)[None], torch.tensor([PLACES - 1])
+    log_beliefs = torch.full((PLACES, MASK + 1), value, device=DEVICE)
+    uniforms = torch.full((PLACES,), 0.5, dtype=torch.float64, device=DEVICE)
+    inputs = torch.zeros_like(slots), slots, uniforms, slots, slots[0], one.to(DEVICE)
+    _, chance = draw_together(log_beliefs, hole, *inputs)
+    assert not chance.isfinite().any()
+
+
+def test_what_follows_an_end_has_no_segment_to_read(monkeypatch):
+    """The segments of all classes fill the last program: there is none behind them."""
+    monkeypatch.setattr(together, "ROWS", 1)
+    hole = hole_of("a*b*c?", end_id=END)
+    tables = together.tables_of(hole, MASK + 1, torch.device(DEVICE))
+    assert tables.starts[hole.end_class + 1] == len(tables.columns)
+    slots, uniforms = torch.arange(PLACES, device=DEVICE)[None], torch.full((PLACES,), 0.5, dtype=torch.float64)
+    log_beliefs = torch.full((PLACES, MASK + 1), -50.0)
+    log_beliefs[:, END] = 0.0
+    inputs = torch.zeros_like(slots), slots, uniforms.to(DEVICE), slots, slots[0], torch.tensor([3], device=DEVICE)
+    tokens, chance = draw_together(log_beliefs.to(DEVICE), hole, *inputs)
+    assert tokens.tolist() == [[END] * PLACES]
+    assert chance.isfinite().all()

@@ -1,5 +1,6 @@
 """Rows that join and leave between network calls are sampled as each of them alone, to the last bit."""
 
+import os
 import random
 import re
 
@@ -10,8 +11,10 @@ from worlds import randomized
 from adlm.config.schema import Config, Model, Sampling, Schedule
 from adlm.constraints.automaton import token_automaton
 from adlm.constraints.holes import ConstrainedHole, fitted
+from adlm.constraints.together import draw_together
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
+from adlm.sampling import constrained
 from adlm.sampling.events import JoinedRows, sample_positions_first
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
@@ -53,8 +56,21 @@ def runs_of(method: str, time_conditioning: bool):
         yield built.generate(network, canvas, sampling, rng, pad, holes).run
 
 
-@pytest.mark.parametrize(("method", "time_conditioning"), [("adlm", False), ("mdlm", True)])
-def test_a_row_has_the_same_bits_alone_and_among_rows_at_other_steps_with_other_options(method, time_conditioning):
+needs_interpreter = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, which interprets the kernels
+@pytest.mark.parametrize(
+    ("method", "time_conditioning", "kernels"),
+    [("adlm", False, False), ("mdlm", True, False), pytest.param("mdlm", True, True, marks=needs_interpreter)],
+)
+def test_a_row_has_the_same_bits_alone_and_among_rows_at_other_steps_with_other_options(
+    method, time_conditioning, kernels, monkeypatch
+):
+    calls = []
+    if kernels:
+        monkeypatch.setattr(constrained, "has_kernels", lambda tensor: True)
+        monkeypatch.setattr(constrained, "draw_together", lambda *given: calls.append(1) or draw_together(*given))
     alone = [last_frame(sample_positions_first(run)) for run in runs_of(method, time_conditioning)]
     waiting = list(enumerate(runs_of(method, time_conditioning)))
     rows, running, rng = JoinedRows(waiting[0][1]), {}, random.Random(0)
@@ -76,6 +92,7 @@ def test_a_row_has_the_same_bits_alone_and_among_rows_at_other_steps_with_other_
             rows.leave(row)
             waiting.append((number, list(runs_of(method, time_conditioning))[number]))
     assert numbers_of_rows == {1, 2, 3}
+    assert bool(calls) == kernels
     assert len({tuple(frame.ids[0].tolist()) for frame in alone}) == len(alone)
     texts = [bytes(alone[number].ids[0, 10:13].tolist()).decode() for number in (0, 2, 4, 7, 9, 11)]
     assert all(re.fullmatch("[a-z]o+|no!", text) for text in texts)
