@@ -28,7 +28,7 @@ SHORT = (
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("stride", mostly_slow((149, 23), 149))
+@pytest.mark.parametrize("stride", mostly_slow((223, 23), 223))
 def test_training_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, stride: int) -> None:
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "train.samples=1"]
     command = [*words, "--out", str(tmp_path / "out" / "run")]
