@@ -1,7 +1,8 @@
 """The Triton kernels of `together.py`: beliefs of holes conditioned on an automaton, and joint draws from them.
 
 What is added up backward are pairs (m, k), the number m 2^k with m in double precision: nothing is lost to underflow,
-and logarithms would take twice the time. Forward, what is added up are the probabilities of states, which sum to 1.
+and logarithms took three times as long. In the code m is a value or a mass, and k an exponent or a power. Forward, what
+is added up are the probabilities of states, which sum to 1.
 Sums have a fixed order that does not depend on how many holes there are, so neither do their results.
 """
 

@@ -54,6 +54,7 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) -> Tables:
+    """The tables of an automaton for beliefs in so many symbols; copied to the device once."""
     source, number, target = all_edges(automaton.tokens, automaton.end_id is not None)
     order = np.argsort(source, kind="stable")
     source, number, target = source[order], number[order], target[order]
@@ -67,9 +68,9 @@ def tables_of(automaton: HoleAutomaton, num_symbols: int, device: torch.device) 
         found[keys] = np.arange(len(keys))
         return found
 
+    by_class = np.argsort(padded(number, automaton.num_classes), kind="stable")  # what is filled up comes last
     source, target = padded(source, num_states - 1), padded(target, num_states - 1)
-    number, real = padded(number, -1), len(number)
-    by_target, by_class = np.argsort(target, kind="stable"), np.argsort(padded(number[:real], 2**31 - 1), kind="stable")
+    number, by_target = padded(number, -1), np.argsort(target, kind="stable")
     symbols, runs = automaton.columns
     sizes = np.zeros(automaton.num_classes, dtype=np.int64)
     sizes[runs.index] = np.diff(runs.starts, append=len(symbols))
@@ -131,7 +132,7 @@ def draw_together(
     has_end = automaton.end_id is not None
     end_class, end_id = (automaton.end_class, automaton.end_id) if has_end else (num_classes, -1)
     log_beliefs, tokens = log_beliefs.float().contiguous(), ids.clone()
-    uniforms = uniforms if uniforms.data_ptr() % 16 == 0 else uniforms.clone()  # one form of the kernel suffices
+    uniforms = uniforms if uniforms.data_ptr() % 16 == 0 else uniforms.clone()  # kernels are compiled for one alignment
     num_states, num_edges = tables.may_follow.shape[1], len(tables.edges[0])
 
     def pairs(*shape: int) -> tuple[Tensor, Tensor]:

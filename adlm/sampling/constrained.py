@@ -12,8 +12,9 @@ those of the likeliest one.
 
 Holes of one name have the same tokens: the belief in a token is the product of those at their masks.
 
-On a GPU, holes whose beliefs are not shaped are drawn together by kernels, and the host does not wait for them. There,
-beliefs that are not finite give chances that are not.
+On a GPU, holes whose beliefs are not shaped are drawn together by kernels. A sampler that knows the positions
+beforehand then waits for the device only in the last call of a row. Beliefs that are not finite are no error there, but
+give chances that are not finite.
 
 Shapes: B rows, L positions, N of them to draw, n of these in a hole of P places, of which M are masked; V symbols;
 K holes of one name. Positions are flat: row * L + position.
@@ -38,7 +39,7 @@ from adlm.sampling.rng import categorical, has_kernels
 from adlm.sampling.shaping import DrawnTokens, seen_symbols, shape, visible_ids, without_repeats
 
 MAX_POSITIONS = 4096
-"""Whose beliefs are held at once: with 50,000 symbols they take 0.8 GB."""
+"""Positions whose beliefs are held at once: with 50,000 symbols they take 0.8 GB."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,9 @@ class HolesOfCanvas:
             self.member_at[at] = np.arange(len(at))[:, None, None]
             self.alike.append(Alike(automaton, at))
 
-    def touched(self, positions: Ints, others_than: Bools | bool = False) -> Iterator["Touched"]:
-        """The holes with some of the positions (N,), without those of some of them."""
-        hole_of = np.where(others_than, -1, self.hole_at[positions])
+    def touched(self, positions: Ints, left_out: Bools | bool = False) -> Iterator["Touched"]:
+        """The holes that have some of the positions (N,), not counting those where `left_out` (N,) is True."""
+        hole_of = np.where(left_out, -1, self.hole_at[positions])
         for number in np.unique(hole_of[hole_of >= 0]).tolist():
             [index] = (hole_of == number).nonzero()
             place = torch.from_numpy(self.place_at[positions[index]])
@@ -165,7 +166,10 @@ class Alike:
     """(H, K, P), their positions."""
 
     def parts(self, member: Ints) -> Iterator[Bools]:
-        """(n,), which of n positions are drawn at once, given the hole of each: as many holes as memory is left for."""
+        """(n,), which of n positions are drawn at once, given the hole of each.
+
+        They are those of at least one hole, and of more if these have at most MAX_POSITIONS places together.
+        """
         num_at_once = max(1, MAX_POSITIONS // self.at[0].size)
         numbers, number = np.unique(member, return_inverse=True)
         for first in range(0, len(numbers), num_at_once):

@@ -225,7 +225,7 @@ def _draw_freely(run: SamplingRun, output: DenoiserOutput, z: Tensor, call: Netw
 
 
 def _no_tokens(positions: Tensor) -> DrawnTokens:
-    """To be replaced."""
+    """Tokens of no meaning, all of which are replaced by those drawn in holes: they cost no call of the head."""
     return DrawnTokens(torch.zeros_like(positions), torch.zeros(len(positions), device=positions.device))
 
 
