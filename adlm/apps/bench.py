@@ -26,6 +26,7 @@ from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import MaskedDiffusion, logits_everywhere
 from adlm.methods.method import Method
+from adlm.models.float8 import use_float8
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.reference import reference_transition, sample_reference
@@ -65,7 +66,7 @@ class TrainingSpeed:
     With train.recompute they are counted from the shapes, without the second forward pass.
     """
     product_tflops: float
-    """TFLOP/s of one large matrix product on this device, in the precision of the step."""
+    """TFLOP/s of one large matrix product on this device, in bfloat16 on a GPU."""
     of_product: float
     """The step's FLOP/s divided by those of the large product."""
     of_datasheet: float | None
@@ -130,6 +131,8 @@ def measure_training(
         tflop = training_flops(method, network) * batch * config.length / 1e12
     else:
         tflop = count_flops(step) / 1e12
+    if config.train.precision == "float8":
+        use_float8(network)
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP_STEPS):
         step()

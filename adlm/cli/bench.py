@@ -112,10 +112,11 @@ def _train(request: BenchTrainRequest) -> str:
     from adlm.distributed import default_threads, device_of
     from adlm.limits import check_training
     from adlm.tokens import with_vocabulary
-    from adlm.training.build import should_compile
+    from adlm.training.build import check_precision, should_compile
 
     config = with_vocabulary(config)
     device = device_of(request.device or "auto", "--device")
+    check_precision(config, device)
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads or default_threads())
     compiled = should_compile(config.train, device) if request.compile is None else request.compile

@@ -442,8 +442,8 @@ class Train:
     """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 only replicates them."""
     recompute: bool = False
     """Recompute the activations of the blocks in the backward pass: less memory, about a third more computation."""
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Autocast dtype; weights stay float32. auto is bfloat16 on a GPU, else float32; float64 is for tests."""
+    precision: Literal["auto", "float32", "bfloat16", "float8", "float64"] = "auto"
+    """Autocast dtype; auto: bfloat16 on a GPU, else float32; float8: 8-bit operands in blocks; float64: for tests."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Use torch.compile on the networks; auto uses it on a GPU if it works there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
+from adlm.models.float8 import BlockLinear
 from adlm.models.layers import self_attention
 
 
@@ -20,10 +21,10 @@ class Gpt2Block(nn.Module):
         width = model.hidden
         self.heads, self.dropout, self.causal = model.heads, model.dropout, causal
         self.norm1 = nn.LayerNorm(width)
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out = nn.Linear(width, width)
+        self.query, self.key, self.value = (BlockLinear(width, width) for _ in range(3))
+        self.out = BlockLinear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.widen, self.narrow = nn.Linear(width, model.mlp_width), nn.Linear(model.mlp_width, width)
+        self.widen, self.narrow = BlockLinear(width, model.mlp_width), BlockLinear(model.mlp_width, width)
 
     def forward(
         self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
+from adlm.models.float8 import BlockLinear
 from adlm.models.layers import RMSNorm, apply_rotary, self_attention
 
 
@@ -20,12 +21,12 @@ class LlamaBlock(nn.Module):
         width, head_width = model.hidden, model.hidden // model.heads
         self.heads, self.kv_heads, self.dropout, self.causal = model.heads, model.num_kv_heads, model.dropout, causal
         self.norm1 = RMSNorm(width, model.norm_epsilon)
-        self.query = nn.Linear(width, width, bias=model.qkv_bias)
-        self.key, self.value = (nn.Linear(width, self.kv_heads * head_width, bias=model.qkv_bias) for _ in range(2))
-        self.out = nn.Linear(width, width, bias=False)
+        self.query = BlockLinear(width, width, bias=model.qkv_bias)
+        self.key, self.value = (BlockLinear(width, self.kv_heads * head_width, bias=model.qkv_bias) for _ in range(2))
+        self.out = BlockLinear(width, width, bias=False)
         self.norm2 = RMSNorm(width, model.norm_epsilon)
-        self.gate, self.widen = (nn.Linear(width, model.mlp_width, bias=False) for _ in range(2))
-        self.narrow = nn.Linear(model.mlp_width, width, bias=False)
+        self.gate, self.widen = (BlockLinear(width, model.mlp_width, bias=False) for _ in range(2))
+        self.narrow = BlockLinear(model.mlp_width, width, bias=False)
 
     def forward(
         self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None

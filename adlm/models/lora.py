@@ -25,6 +25,8 @@ class LowRankLinear(nn.Module):
     B starts at 0, so the layer starts as the original one.
     """
 
+    float8 = False
+
     def __init__(self, layer: nn.Linear, rank: int, scale: float):
         super().__init__()
         self.in_features, self.out_features, self.scale = layer.in_features, layer.out_features, scale

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import ChainTarget, Model
 from adlm.models.chain import Chain
+from adlm.models.float8 import BlockLinear, product
 from adlm.models.gpt2 import Gpt2Block
 from adlm.models.heads import Head, Planner, Positions, Scored, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
@@ -72,14 +73,14 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout, self.causal = heads, dropout, causal
         self.norm1 = LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.qkv = BlockLinear(width, 3 * width, bias=False)
         self.query_norm, self.key_norm = (
             nn.Parameter(torch.ones(width // heads)) if qk_norm else None for _ in range(2)
         )
-        self.out = nn.Linear(width, width, bias=False)
+        self.out = BlockLinear(width, width, bias=False)
         self.norm2 = LayerNorm(width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
+        self.widen = BlockLinear(width, 4 * width)
+        self.narrow = BlockLinear(4 * width, width)
         self.modulation = None if condition is None else zero_linear(condition, 6 * width)
 
     def forward(
@@ -108,7 +109,7 @@ class Block(nn.Module):
     def mlp(self, h: Tensor, gate: Tensor | float) -> Tensor:
         return self.gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
 
-    def gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
+    def gated(self, h: Tensor, layer: BlockLinear, gate: Tensor | float) -> Tensor:
         """gate * dropout(layer(h)).
 
         A gate shared by all sequences, (1, 1, d), is multiplied into the layer's weights instead:
@@ -119,7 +120,8 @@ class Block(nn.Module):
             return gate * F.dropout(layer(h), self.dropout, self.training)
         gate = gate[0, 0]
         bias = None if layer.bias is None else gate * layer.bias
-        return F.dropout(F.linear(h, gate[:, None] * layer.weight, bias), self.dropout, self.training)
+        gated = product(h, gate[:, None] * layer.weight, bias, layer.float8 and self.training)
+        return F.dropout(gated, self.dropout, self.training)
 
 
 @torch.no_grad()

@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from adlm.checkpoints.adapter import Adapter, add_lora_of
 from adlm.checkpoints.model_folder import check_fit
-from adlm.config.schema import Train
+from adlm.config.schema import Config, Train
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
+from adlm.models.float8 import MULTIPLE, use_float8
 from adlm.models.heads import why_no_triton
 from adlm.models.lora import start_from_adapter, trained_parameters
 from adlm.models.transformer import Trunk, each_block, on_meta
@@ -85,6 +86,8 @@ def build_train_state(
     if train.precision == "float64":
         network = network.double()
     flops = flops_per_token(method, network, processes.device)
+    if train.precision == "float8":
+        use_float8(network)
     if train.recompute:
         recompute_blocks(network)
     if should_compile(train, processes.device) and (problem := compile_trunks(network, device=processes.device)):
@@ -143,9 +146,28 @@ def _without_lost(weights: Mapping[str, Tensor], kept: Iterable[str]) -> dict[st
     return {name: value for name, value in weights.items() if not name.startswith(lost)}
 
 
+def check_precision(config: Config, device: torch.device) -> None:
+    """A user error for train.precision float8 where its products cannot run."""
+    train, model = config.train, config.model
+    if train.precision != "float8":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        raise UserError(
+            f"train.precision float8 needs a GPU with 8-bit products (Ada, Hopper or newer), and this is {device}; use "
+            "train.precision=auto"
+        )
+    if train.lora_rank:
+        raise UserError("train.precision float8 is for training all weights; use train.lora_rank=0, or precision=auto")
+    widths = {"model.hidden": model.hidden, "the width of keys": model.hidden // model.heads * model.num_kv_heads}
+    for name, width in (widths | {"the width of the MLP": model.mlp_width}).items():
+        if width % MULTIPLE:
+            raise UserError(f"train.precision float8 needs multiples of {MULTIPLE}, and {name} is {width}; try another")
+
+
 def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
-    precision = train.precision
-    return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and device.type == "cuda") else None
+    if train.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else None
+    return torch.bfloat16 if train.precision in ("bfloat16", "float8") else None
 
 
 def should_compile(train: Train, device: torch.device) -> bool:

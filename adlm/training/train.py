@@ -23,6 +23,7 @@ from adlm.files import reporting_os_errors, write_file
 from adlm.models.lora import trained_parameters
 from adlm.models.transformer import num_parameters
 from adlm.training import run_checkpoints, run_folder
+from adlm.training.build import check_precision
 from adlm.training.metrics import (
     Counters,
     Metrics,
@@ -128,6 +129,7 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
+            check_precision(config, processes.device)
             config = _with_saved_options(config, run, processes)
             found = processes.on_main_process(lambda: run_checkpoints.find_checkpoint(run.checkpoints, report))
             latest: Checkpoint | None = processes.broadcast(found)

@@ -40,6 +40,7 @@ from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuf
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import eval_mode
+from adlm.models.float8 import use_float8
 from adlm.training.build import autocast_dtype
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
@@ -159,6 +160,8 @@ class ReasoningTask:
         network = self.base.network.to(processes.device)
         if train.precision == "float64":
             network = network.double()
+        if train.precision == "float8":
+            use_float8(network)
         objective = ReasoningObjective(self.config, self.encoder.ids)
         longest = 2 * (self.config.length + WIDTH)  # the longest question beside the longest answer, both padded
         return new_train_state(objective, network.train(), autocast_dtype(train, processes.device), max_length=longest)

@@ -1,0 +1,88 @@
+"""Products with operands of 8 bits: their errors, their gradients, and when layers of blocks use them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from worlds import seeded
+
+from adlm.config.schema import Config, Model, Train, Vocabulary
+from adlm.errors import UserError
+from adlm.methods import method_of
+from adlm.models.float8 import BlockLinear, product, use_float8
+from adlm.training.build import check_precision
+
+ERROR = 2**-4
+"""Relative to the sizes of both operands, an upper bound of the rounding of float8_e4m3fn, which has 3 bits after the
+leading one: half of 2^-3, for each of the two operands together at most this, in the mean over a sum much less."""
+
+
+def operands(rows: int = 24, width: int = 64, outputs: int = 48):
+    """Rows (2, rows / 2, width) of very different sizes, and a weight and a bias."""
+    h = torch.randn(2, rows // 2, width, generator=seeded())
+    h = h * 10.0 ** torch.linspace(-6, 6, rows).view(2, -1, 1)
+    weight = torch.randn(outputs, width, generator=seeded(1)) * 10.0 ** torch.linspace(-3, 3, outputs)[:, None]
+    return h.requires_grad_(), weight.requires_grad_(), torch.randn(outputs, generator=seeded(2))
+
+
+def test_every_row_and_every_output_has_a_small_error_of_its_own():
+    h, weight, bias = operands()
+    exact, rounded = F.linear(h, weight), product(h, weight, None, float8=True)
+    assert rounded.dtype == torch.bfloat16
+    sizes = h.norm(dim=-1, keepdim=True) * weight.norm(dim=-1)
+    errors = (rounded.float() - exact).abs() / sizes
+    assert 1e-4 < errors.max() < ERROR, "the operands are rounded, and to a scale of their own"
+    torch.testing.assert_close(product(h, weight, bias, True), rounded + bias.bfloat16())
+    torch.testing.assert_close(product(h, weight, bias, False), F.linear(h, weight, bias))
+
+
+def test_the_gradients_are_those_of_the_product_up_to_rounding():
+    h, weight, _ = operands()
+    upstream = torch.randn(2, 12, 48, generator=seeded(3)) * 10.0 ** torch.linspace(-4, 4, 24).view(2, 12, 1)
+    exact = torch.autograd.grad(F.linear(h, weight), (h, weight), upstream)
+    ours = torch.autograd.grad(product(h, weight, None, True), (h, weight), upstream.bfloat16())
+    assert [each.dtype for each in ours] == [torch.float32, torch.float32]
+    of_rows = (ours[0] - exact[0]).abs() / (upstream.norm(dim=-1, keepdim=True) * weight.norm(dim=0))
+    assert 1e-5 < of_rows.max() < ERROR
+    of_weight = (ours[1] - exact[1]).abs() / (upstream.flatten(0, 1).norm(dim=0)[:, None] * h.flatten(0, 1).norm(dim=0))
+    assert 0 < of_weight.max() < 2**-7, "sums over tokens are of bfloat16 operands"
+
+
+def test_what_is_not_finite_stays_visible():
+    h, weight, _ = operands()
+    broken = h.detach().clone()
+    broken[0, 1, 5] = torch.inf
+    result = product(broken, weight, None, True)
+    assert not result[0, 1].isfinite().any()
+    assert result[0, 2:].isfinite().all()
+    assert (product(torch.zeros(1, 64), weight, None, True) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "family", [{}, {"family": "llama", "kv_heads": 1, "bridge": "none"}, {"family": "gpt2", "positions": 16}]
+)
+def test_layers_of_blocks_use_it_in_training_only(family, monkeypatch):
+    model = Model(hidden=32, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, **family)
+    config = Config(vocabulary=Vocabulary(size=17, mask_id=16), length=16, model=model, method="adlm")
+    network = method_of(config).build()
+    for weight in network.parameters():
+        nn.init.normal_(weight, std=0.2, generator=seeded())
+    z = torch.randint(17, (2, 16), generator=seeded())
+    before = network.eval()(z)
+    use_float8(network)
+    torch.testing.assert_close(network(z), before, rtol=0, atol=0)
+    assert not torch.equal(network.train()(z).float(), before)
+    torch.testing.assert_close(network.train()(z).float(), before, rtol=0.3, atol=0.3)
+    used = {name.rpartition(".")[2] for name, layer in network.named_modules() if isinstance(layer, BlockLinear)}
+    of_blocks = {
+        name.rpartition(".")[2]
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and ".blocks." in name and "modulation" not in name
+    }
+    assert used == of_blocks
+
+
+def test_devices_without_such_products_are_refused():
+    with pytest.raises(UserError, match="float8 needs a GPU with 8-bit products"):
+        check_precision(Config(train=Train(precision="float8")), torch.device("cpu"))
+    check_precision(Config(), torch.device("cpu"))
