@@ -24,8 +24,8 @@ from adlm.checkpoints.model_folder import (
     load_model_folder,
     read_tokenizer,
     read_weights,
-    write_tensors,
 )
+from adlm.checkpoints.tensor_files import Whole, on_cpu, write_tensors
 from adlm.config.load import ADAPTER, BOX, init_folder, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -42,7 +42,7 @@ class Adapter:
     """The contents of an adapter folder."""
 
     config: Config
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     """By the names of `lora.trained_parameters`."""
     tokenizer: Tokenizer | None
     """None where it is the base's."""
@@ -117,7 +117,7 @@ def open_model(init: str) -> ModelFolder | Base:
     return read_base(init) if folder is None else load_model_folder(folder)
 
 
-def initial_weights(model: ModelFolder | Base, config: Config) -> dict[str, Tensor]:
+def initial_weights(model: ModelFolder | Base, config: Config) -> Mapping[str, Tensor]:
     """The weights of a model for the network of a config that starts from it."""
     if isinstance(model, ModelFolder):
         return model.weights
@@ -171,13 +171,11 @@ def load_adapter(folder: Path) -> ModelFolder:
     return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer, chat_template=template)
 
 
-def replace_adapter(adapter: Adapter, folder: Path) -> None:
+def replace_adapter(adapter: Adapter, folder: Path, whole: Whole = on_cpu) -> None:
     """Write an adapter folder atomically, replacing an existing one; bfloat16 if `train.lora_dtype` asks for it."""
-    weights: Mapping[str, Tensor] = adapter.weights
-    if adapter.config.train.lora_dtype == "bfloat16":
-        weights = {name: value.to(torch.bfloat16) for name, value in weights.items()}
+    dtype = torch.bfloat16 if adapter.config.train.lora_dtype == "bfloat16" else None
     with replacing_folder(folder) as part:
-        write_tensors(weights, part / ADAPTER)
+        write_tensors(adapter.weights, part / ADAPTER, dtype=dtype, whole=whole)
         save_config(adapter.config, part / CONFIG)
         if adapter.tokenizer is not None:
             adapter.tokenizer.save(part)

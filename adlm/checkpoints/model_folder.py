@@ -7,7 +7,6 @@ A folder is written atomically. Loading one cannot execute code: safetensors and
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from adlm.bases.description import TEMPLATE, folder_template
+from adlm.checkpoints.tensor_files import Whole, on_cpu, write_tensors
 from adlm.config.load import ADAPTER, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -38,7 +38,7 @@ class ModelFolder:
     """The contents of a model folder; without a tokenizer the model only works with ids."""
 
     config: Config
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     tokenizer: Tokenizer | None = None
     architecture: str | None = None
     """The config.json of a model of `transformers`, for writing; None for our own networks."""
@@ -52,10 +52,10 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
     replace_model_folder(model, folder)
 
 
-def replace_model_folder(model: ModelFolder, folder: Path) -> None:
+def replace_model_folder(model: ModelFolder, folder: Path, whole: Whole = on_cpu) -> None:
     """Write the folder atomically, replacing an existing one without a check."""
     with replacing_folder(folder) as part:
-        write_tensors(model.weights, part / WEIGHTS)
+        write_tensors(model.weights, part / WEIGHTS, whole=whole)
         save_config(model.config, part / CONFIG)
         if model.architecture is not None:
             write_file(part / ARCHITECTURE, model.architecture)
@@ -63,20 +63,6 @@ def replace_model_folder(model: ModelFolder, folder: Path) -> None:
             model.tokenizer.save(part)
         if model.chat_template is not None:
             write_file(part / TEMPLATE, model.chat_template)
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file; OSError if that is not possible.
-
-    More than one entry of metadata is written in random order.
-    """
-    try:
-        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, path, metadata=dict(metadata or {"format": "pt"}))
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))
-        raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
-    path.chmod(0o644)  # safetensors makes it readable by its owner only
 
 
 def load_model_folder(folder: Path) -> ModelFolder:

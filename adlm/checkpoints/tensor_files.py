@@ -1,13 +1,13 @@
-"""Tensors in several safetensors files, each with some rows of them. Independent of processes and of training.
+"""Safetensors files: writing one tensor by tensor, and tensors in several files, each with some rows of them.
 
-The layout is that of torch's HuggingFaceStorageWriter with `save_distributed`, and its HuggingFaceStorageReader reads
-it: the metadata of a file say at which row of the whole tensor its rows begin. docs/decisions.md says why torch's
-writer itself is not used.
+Independent of processes and of training. The layout of several files is that of torch's HuggingFaceStorageWriter with
+`save_distributed`, and its HuggingFaceStorageReader reads it: the metadata of a file say at which row of the whole
+tensor its rows begin. docs/decisions.md says why torch's writer itself is not used.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,53 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adlm.checkpoints.model_folder import write_tensors
 from adlm.files import parse_json
 
 METADATA, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # torch's names
+TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16"}
+TYPES |= {torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+ALIGNMENT = 8  # of the first tensor, in bytes
+
+Whole = Callable[[Tensor], Tensor]
+"""Makes a tensor that can be written of one that is on another device, or only part of which is in this process."""
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
+
+
+def file_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names in the order of a safetensors file: by type, as in TYPES, then by name."""
+    types = list(TYPES)
+    return sorted(tensors, key=lambda name: (types.index(tensors[name].dtype), name))
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    whole: Whole = on_cpu,
+) -> None:
+    """Write a safetensors file, with one tensor after the other in memory; OSError if that is not possible.
+
+    `whole` is called in the order of the file. The bytes are those of `safetensors.torch.save_file`, whose writer wants
+    all tensors at once.
+    """
+    names, end = file_order(tensors), 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
+    for name in names:
+        tensor, kind = tensors[name], dtype or tensors[name].dtype
+        start, end = end, end + tensor.numel() * kind.itemsize
+        header[name] = {"dtype": TYPES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = whole(tensors[name]).to(dtype or tensors[name].dtype).contiguous()
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)

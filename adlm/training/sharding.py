@@ -7,6 +7,7 @@ communication.
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from adlm import distributed
-from adlm.checkpoints.tensor_files import TensorRows
+from adlm.checkpoints.tensor_files import TensorRows, Whole, file_order, on_cpu
 from adlm.config.schema import Train
 from adlm.distributed import Processes, local_device, process_group, rank_and_size
 from adlm.errors import UserError
@@ -78,14 +79,32 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     return [block for trunk in network.modules() if isinstance(trunk, Trunk) for block in trunk.blocks]
 
 
-def gather_tensors(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """The unsharded tensors on the CPU of rank 0; empty elsewhere. A collective call: every process must make it."""
-    gathered = {}
-    for name, tensor in tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if processes.is_main_process:
-            gathered[name] = full.detach().cpu()
-    return gathered
+def gather_to_main(tensors: Mapping[str, Tensor], processes: Processes, write: Callable[[Whole], None]) -> None:
+    """Call `write` on the main process with a function that gathers the next tensor, in the order of a file.
+
+    So no process has more than one whole tensor in memory. A collective call: every process must make it, and gathers
+    what the main one does. If that cannot write, the rest is gathered before its UserError is raised on every process.
+    """
+    waiting = deque(tensors[name] for name in file_order(tensors))
+
+    def whole(tensor: Tensor) -> Tensor:
+        waiting.popleft()
+        return on_cpu(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def gather_rest() -> None:
+        while waiting:
+            whole(waiting[0])
+
+    def write_or_gather() -> None:
+        try:
+            write(whole)
+        except UserError:
+            gather_rest()
+            raise
+
+    if not processes.is_main_process:
+        gather_rest()
+    processes.on_main_process(write_or_gather)
 
 
 def local_shard(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -25,13 +25,12 @@ from torch.optim import AdamW
 
 from adlm.config.schema import Config, Train
 from adlm.diffusion.times import BatchRng, BatchSlice
-from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean, given_option
 from adlm.methods.method import Loss
 from adlm.models.lora import trained_parameters
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
-from adlm.training.sharding import gather_tensors, local_shard, reshard
+from adlm.training.sharding import local_shard, reshard
 
 Purpose = Literal["weights", "order", "noise", "dropout", "validation", "samples"]
 STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: seeds of neighbouring steps are far apart, and all differ
@@ -146,10 +145,9 @@ class TrainState:
         ema_weights = {} if self.ema is None else self.ema.weights
         return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
 
-    def model_weights(self, processes: Processes) -> dict[str, Tensor]:
-        """The EMA of the trained weights, on the CPU of rank 0. A collective call: every process must make it."""
-        weights = trained_parameters(self.network) if self.ema is None else self.ema.weights
-        return gather_tensors(weights, processes)
+    def model_weights(self) -> Mapping[str, Tensor]:
+        """What RUN/model holds: the EMA of the trained weights, if there is one. Each process has its shards."""
+        return trained_parameters(self.network) if self.ema is None else self.ema.weights
 
 
 def new_train_state(

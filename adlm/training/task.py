@@ -8,7 +8,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from adlm.checkpoints.adapter import (
     replace_adapter,
 )
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
+from adlm.checkpoints.tensor_files import Whole
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
@@ -97,8 +98,8 @@ class TrainingTask(Protocol):
         """Generated texts, `train.samples` of them."""
         ...
 
-    def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
-        """Write the model folder, replacing an existing one."""
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
+        """On the main process: write the model folder, replacing an existing one."""
         ...
 
 
@@ -193,7 +194,7 @@ class TextTask:
         counts, rows = (torch.tensor(processes.sum(found.tolist())) for found in numbers)
         return SymbolStatistics(symbol_texts(self.tokenizer), counts, rows, int(processes.sum([num_rows])[0]))
 
-    def _initial_weights(self) -> dict[str, Tensor]:
+    def _initial_weights(self) -> Mapping[str, Tensor]:
         """The weights of the model `init`, with LoRA of its base; its tokenizer must be that of the prepared text."""
         init = self.config.init
         model = open_model(init) if self.base is None else self.base.model
@@ -259,15 +260,16 @@ class TextTask:
         texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 
-    def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""
         config = replace(self.config, data=replace(self.config.data, prepared=""))
         if self.base is None:
-            replace_model_folder(ModelFolder(config, weights, self.tokenizer, chat_template=self.chat_template), path)
+            model = ModelFolder(config, weights, self.tokenizer, chat_template=self.chat_template)
+            replace_model_folder(model, path, whole)
         else:
             tokenizer = None if self.tokenizer.is_same(self.base.model.tokenizer) else self.tokenizer
             template = None if self.chat_template == self.base.model.chat_template else self.chat_template
-            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer, template), path)
+            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer, template), path, whole)
 
 
 def _ratio_of_sums(

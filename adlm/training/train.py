@@ -38,7 +38,7 @@ from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_r
 from adlm.training.run_checkpoints import Checkpoint
 from adlm.training.run_folder import RunFolder
 from adlm.training.saving import Saving
-from adlm.training.sharding import training_processes
+from adlm.training.sharding import gather_to_main, training_processes
 from adlm.training.step import (
     MicroBatch,
     TrainState,
@@ -382,8 +382,9 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
 
 
 def _save_model(context: TrainContext, path: Path) -> None:
-    weights = context.state.model_weights(context.processes)
-    context.processes.on_main_process(lambda: context.task.save_model(weights, path))
+    """Write a model folder. A collective call: every process must make it."""
+    weights = context.state.model_weights()
+    gather_to_main(weights, context.processes, lambda whole: context.task.save_model(weights, path, whole))
 
 
 def _stop_early(

@@ -1,8 +1,8 @@
-"""How much memory each process takes to save: a checkpoint, RUN/model, and a checkpoint gathered by one process.
+"""How much memory each process takes to save: a checkpoint, and RUN/model.
 
     python experiments/checkpoints/memory.py --write
 
-starts itself with 2 and 4 processes (gloo, CPU) by torchrun, and writes results.jsonl.
+starts itself with 2, 4 and 8 processes (gloo, CPU) by torchrun, and writes results.jsonl.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from adlm.checkpoints.model_folder import write_tensors
+from adlm.checkpoints.tensor_files import write_tensors
 from adlm.config.load import resolve
 from adlm.config.schema import Config
 from adlm.distributed import Processes, gather
@@ -27,7 +27,7 @@ from adlm.tokens import load_tokenizer
 from adlm.training.build import build_train_state
 from adlm.training.metrics import Counters
 from adlm.training.saving import Saving
-from adlm.training.sharding import gather_tensors, training_processes
+from adlm.training.sharding import gather_to_main, training_processes
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 SIZES = ("method=mdlm", "tokenizer=bytes", "length=64", "model.hidden=640", "model.heads=8", "model.blocks=12")
@@ -59,19 +59,14 @@ def measure(config: Config, folder: Path, shard: int) -> None:
             saving.start(tensors, Counters(step=1), None, {})
             saving.finish()
 
-        def save_gathered() -> None:
-            gathered = gather_tensors(tensors, processes)
-            if processes.is_main_process:
-                write_tensors(gathered, folder / "gathered.safetensors")
-
         def save_model() -> None:
-            weights = state.model_weights(processes)
-            if processes.is_main_process:
-                write_tensors(weights, folder / "model.safetensors")
+            path = folder / "model.safetensors"
+            weights = state.model_weights()
+            gather_to_main(weights, processes, lambda whole: write_tensors(weights, path, whole=whole))
 
         saving.start({"warm-up": torch.zeros(1)}, Counters(step=0), None, {})  # imports and threads
         saving.finish()
-        actions = {"checkpoint": save, "RUN/model": save_model, "gathered checkpoint (before)": save_gathered}
+        actions = {"checkpoint": save, "RUN/model": save_model}
         parameters = sum(weight.numel() for weight in state.network.parameters())
         for name, action in actions.items():
             report(name, growth(action), parameters, processes, shard)
@@ -97,7 +92,7 @@ def main() -> None:
         measure(config, Path(os.environ["FOLDER"]), request.shard)
         return
     lines = []
-    for num, shard in ((2, 2), (2, 1), (4, 4), (4, 2)):
+    for num, shard in ((2, 2), (2, 1), (4, 4), (4, 2), (8, 8)):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
             command += [__file__, "--shard", str(shard)]

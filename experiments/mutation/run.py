@@ -73,7 +73,7 @@ MUTANTS = [
     ("sampling/samplers.py", "min(start + stride, width - length)", "start + stride"),
     ("methods/masked_diffusion.py", "-torch.log(alpha).float()", "torch.log(alpha).float()"),
     ("models/anchored.py", "score_positions(hidden.anchor, self.anchor.head", "score_positions(hidden.denoiser, self.anchor.head"),
-    ("models/transformer.py", "gate[:, None] * layer.weight, bias)", "gate * layer.weight, bias)"),
+    ("models/transformer.py", "gate[:, None] * layer.weight, bias,", "gate * layer.weight, bias,"),
     ("models/transformer.py", "gate * layer.bias", "layer.bias"),
     ("training/step.py", "self.num_updates += finite", "self.num_updates += 1"),
     ("training/step.py", "/ (10 + self.num_updates)", "/ (11 + self.num_updates)"),

@@ -100,7 +100,7 @@ def test_a_full_disk_is_a_user_error_and_leaves_nothing(model, tmp_path, monkeyp
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("adlm.checkpoints.model_folder.save_file", full)
+    monkeypatch.setattr("adlm.checkpoints.model_folder.write_tensors", full)
     with pytest.raises(UserError, match=r"cannot be written: .*No space left on device"):
         save_model_folder(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

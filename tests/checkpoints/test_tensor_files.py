@@ -1,5 +1,5 @@
-"""Tensors in several files: any division into rows reads what any other has written, and files that do not fit are
-refused.
+"""Safetensors files: ours have the bytes of the library's writer. In several files: any division into rows reads what
+any other has written, and files that do not fit are refused.
 """
 
 import json
@@ -7,12 +7,49 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-from adlm.checkpoints.tensor_files import METADATA, OFFSETS, TensorRows, read_rows, write_rows
+from adlm.checkpoints.tensor_files import (
+    METADATA,
+    OFFSETS,
+    TYPES,
+    TensorRows,
+    file_order,
+    read_rows,
+    write_rows,
+    write_tensors,
+)
 
 WHOLE = {"matrix": torch.arange(14.0).view(7, 2), "vector": torch.arange(3.0), "number": torch.tensor(5.0)}
+
+
+def tensors_of_each_type() -> dict[str, torch.Tensor]:
+    shapes = {"matrix": (3, 5), "none": (0, 4), "number": ()}
+    return {f"{kind}.{name}": torch.ones(shape, dtype=kind) for kind in TYPES for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("metadata", [None, {"title": 'a "quoted" é'}])
+@pytest.mark.parametrize("tensors", [WHOLE, tensors_of_each_type(), {}, {"turned": WHOLE["matrix"].T}])
+def test_the_bytes_are_those_of_the_librarys_writer(tensors, metadata, tmp_path):
+    write_tensors(tensors, tmp_path / "ours", metadata)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, tmp_path / "theirs", metadata or {"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_tensors_are_made_whole_one_by_one_in_the_order_of_the_file(tmp_path):
+    asked = []
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor)
+        return tensor + 1
+
+    tensors = {**WHOLE, "bytes": torch.zeros(2, dtype=torch.uint8), "double": torch.zeros(2, dtype=torch.float64)}
+    write_tensors(tensors, tmp_path / "file", dtype=torch.float32, whole=whole)
+    assert [id(tensor) for tensor in asked] == [id(tensors[name]) for name in file_order(tensors)]
+    read = load_file(tmp_path / "file")
+    assert all(torch.equal(read[name], (tensor + 1).float()) for name, tensor in tensors.items())
 
 
 def divided(num: int) -> list[dict[str, TensorRows]]:

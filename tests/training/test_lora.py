@@ -12,6 +12,7 @@ from worlds import randomized
 
 from adlm import load
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
+from adlm.checkpoints.tensor_files import on_cpu
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Model
@@ -101,8 +102,7 @@ def test_the_loaded_model_is_the_trained_one_and_the_base_is_unchanged(folders, 
     before = (base / "model.safetensors").read_bytes()
     task, state = state_of(folders, tmp_path, "train.precision=float64", "train.ema=0.5")
     steps(state)
-    processes = Processes(0, 1, torch.device("cpu"), None)
-    task.save_model(state.model_weights(processes), tmp_path / "model")
+    task.save_model(state.model_weights(), tmp_path / "model", on_cpu)
     z = torch.randint(258, (3, 16), generator=generator_of(1, "order"))
     with state.with_ema():
         trained = state.network.eval()(z)

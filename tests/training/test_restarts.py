@@ -92,6 +92,17 @@ if os.environ["RANK"] == "1":
     saving.write_rows = full
 """
 
+FULL_MODEL = """
+import errno, os
+from adlm.checkpoints import model_folder
+
+def full(tensors, path, whole):
+    whole(next(iter(tensors.values())))
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+model_folder.write_tensors = full
+"""
+
 STUCK = """
 import os, signal
 from datetime import timedelta
@@ -122,6 +133,7 @@ train.train_step = stuck
             FULL,
             "step-00000002 cannot be written by process 1: No space left on device; make room, then run the same",
         ),
+        (2, FULL_MODEL, "model cannot be written: No space left on device; make room, then run the same"),
         (2, STUCK, "process 1 of 2 has ended or does not answer (Timed out waiting"),
         (4, STUCK, "process 1 of 4 has ended or does not answer (Timed out waiting"),
     ],

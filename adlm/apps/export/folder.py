@@ -17,7 +17,8 @@ import huggingface_hub
 from adlm import __version__, code_commit
 from adlm.apps.export.bundle import bundle
 from adlm.checkpoints.exported import PREFIX, is_exported, public_name, to_json
-from adlm.checkpoints.model_folder import ARCHITECTURE, WEIGHTS, write_tensors
+from adlm.checkpoints.model_folder import ARCHITECTURE, WEIGHTS
+from adlm.checkpoints.tensor_files import write_tensors
 from adlm.config.load import differences, to_mapping
 from adlm.config.schema import SOURCES, Config
 from adlm.data.rows.anchor_rules import describe_rule

@@ -4,7 +4,7 @@ Shapes: B rows, L ids.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from adlm.apps.reasoning.rows import (
     stages_of,
 )
 from adlm.apps.reasoning.solve import Solver, score
+from adlm.checkpoints.tensor_files import Whole
 from adlm.config.schema import Config
 from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
 from adlm.distributed import Processes
@@ -180,8 +181,8 @@ class ReasoningTask:
             solutions = list(solver.solve(self.held_out[: self.config.train.samples]))
         return "\n".join(f"{solution}\n" for solution in solutions)
 
-    def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
-        save_reasoning_model(self.base, weights, path)
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
+        save_reasoning_model(self.base, weights, path, whole)
 
 
 def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> ReasoningTask:
