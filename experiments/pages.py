@@ -725,6 +725,11 @@ TABLES: dict[str, Callable[[], str]] = {
         ),
         {"order-mdlm": "MDLM", "order-adlm": "ADLM"},
     ),
+    "quick-order": lambda: compared(
+        titled("quick-order-mdlm quick-order-mdlm-text quick-order-mdlm-rare-4 quick-order-adlm quick-order-adlm-text"),
+        {"quick-order-mdlm": "MDLM", "quick-order-adlm": "ADLM", "quick-order-mdlm-text": "MDLM, learnt order"},
+        with_p=True,
+    ),
     "objective": lambda: compared(
         titled(
             "order-mdlm order-adlm objective-mdlm-one objective-adlm-one objective-auxiliary-one "
