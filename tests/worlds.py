@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adlm.diffusion.masking import posterior
 from adlm.diffusion.times import BatchRng, BatchSlice
+from adlm.sampling.frame import NoisyRows
 
 
 def batch_rng(seed: int = 0, rows: BatchSlice | None = None) -> BatchRng:
@@ -116,16 +117,9 @@ class Table:
         self.log_beliefs, self.calls = beliefs.log(), 0
         self.anchor = self.log_beliefs if anchor_beliefs is None else anchor_beliefs.log()
 
-    def __call__(
-        self,
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> "TableOutput":
+    def __call__(self, noisy: NoisyRows) -> "TableOutput":
         self.calls += 1
-        states = (z * self.position_values).sum(dim=1)
+        states = (noisy.z * self.position_values).sum(dim=1)
         return TableOutput(self.log_beliefs[states].flatten(0, 1), self.anchor[states].flatten(0, 1))
 
 

@@ -25,6 +25,7 @@ from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.adaptive import SCORE_RESOLUTION
+from adlm.sampling.frame import NoisyRows
 
 Score = Literal["bound", "left-to-right", "causal"]
 HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
@@ -162,7 +163,7 @@ def is_greedy(
         while len(alive) > 0:
             masked = z[alive] == mask_id
             positions = masked.flatten().nonzero()[:, 0]
-            output = denoise(z[alive], None, None if pad is None else pad[alive])
+            output = denoise(NoisyRows(z[alive], pad=None if pad is None else pad[alive]))
             score = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=device)
             token = torch.full(masked.shape, mask_id, device=device)
             for chunk in torch.split(positions, HEAD_ROWS):

@@ -27,7 +27,7 @@ from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
 from adlm.sampling.events import padded_num_rows
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, SamplingRun
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, NoisyRows, SamplingRun
 
 
 @dataclass(frozen=True)
@@ -165,17 +165,12 @@ def stale_denoiser(network: Any, mask_id: int, every: int) -> Denoiser:
     """The denoiser of rows, or of one block, whose anchor network runs every `every` steps: the plain form."""
     refreshes, read = Refreshes(every), torch.empty(0)
 
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
+    def denoise(noisy: NoisyRows) -> DenoiserOutput:
         nonlocal read
-        due = refreshes.due(len(z), step).to(z.device)
+        z = noisy.z
+        due = refreshes.due(len(z), noisy.step).to(z.device)
         read = z.clone() if due.all() else torch.where(due[:, None], z, read[: len(z)])
-        return NetworkOutput(network, z, None, pad, mask_id, {"stale": read})
+        return NetworkOutput(network, z, None, noisy.pad, mask_id, {"stale": read})
 
     return denoise
 
@@ -185,15 +180,10 @@ def frozen_stale_denoiser(network: FrozenNetwork, mask_id: int, every: int) -> D
     refreshes = Refreshes(every)
     anchors: AnchorStates | None = None
 
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
+    def denoise(noisy: NoisyRows) -> DenoiserOutput:
         nonlocal anchors
-        due = refreshes.due(len(z), step)
+        z, pad = noisy.z, noisy.pad
+        due = refreshes.due(len(z), noisy.step)
         if anchors is None or due.all():
             anchors = network.read_anchors(z, pad)
         else:

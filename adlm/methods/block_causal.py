@@ -43,7 +43,7 @@ from adlm.models.chain import chained_tokens
 from adlm.models.text_blocks import BlockCut, TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame, SamplingRun
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame, NoisyRows, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import OpenBlock, WriteText, sample_blocks, sample_long, sampler_of
 
@@ -397,31 +397,25 @@ class CachedBlocks:
         if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)
         kept = start - 1 - cache.filled
-        padding, refreshes = pad, Refreshes(self.anchor_every)
+        refreshes = Refreshes(self.anchor_every)
         anchors: AnchorStates | None = None
 
         def unseen_in(new: Tensor) -> Tensor | None:
-            unseen = None if padding is None else padding[:, cache.filled :]
+            unseen = None if pad is None else pad[:, cache.filled :]
             if self.text_blocks.hidden_id is None:
                 return unseen
             masked = new == self.mask_id
             return masked if unseen is None else unseen | masked
 
-        def denoise(
-            z: Tensor,
-            alpha: Tensor | None,
-            pad: Tensor | None,
-            rows: Tensor | None = None,
-            step: Tensor | None = None,
-        ) -> DenoiserOutput:
-            """`padding` is that of all rows, `pad` of those in z."""
+        def denoise(noisy: NoisyRows) -> DenoiserOutput:
             nonlocal kept, anchors
+            z, rows = noisy.z, noisy.rows
             text = z if rows is None else ids.index_copy(0, rows, z)
             new = text[:, cache.filled :]
             if self.anchor_every == 1:
                 hidden = self._read(new, unseen_in(new), kept)
             else:
-                due = refreshes.due(len(z), step)
+                due = refreshes.due(len(z), noisy.step)
                 if anchors is None or due.any():
                     read = new
                     if anchors is not None:

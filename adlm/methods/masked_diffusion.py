@@ -29,7 +29,7 @@ from adlm.methods.method import Loss
 from adlm.models.heads import Planner, Scored
 from adlm.models.transformer import LastCall, Transformer
 from adlm.registry import SCHEDULES
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, Row, SamplingRun, last_frame
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, NoisyRows, Row, SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import check_stride, sampler_of, steps_of
 
@@ -468,14 +468,9 @@ SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
 def as_denoiser(network: nn.Module | FrozenNetwork, mask_id: int, sigma_of: SigmaFunction) -> Denoiser:
     """The network as a function from noisy ids to beliefs."""
 
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
-        sigma = sigma_of(z, alpha, pad)
+    def denoise(noisy: NoisyRows) -> DenoiserOutput:
+        z, pad = noisy.z, noisy.pad
+        sigma = sigma_of(z, noisy.alpha, pad)
         if isinstance(network, FrozenNetwork):
             return FrozenOutput(network, network.hidden(z, sigma, pad), mask_id)
         return NetworkOutput(network, z, sigma, pad, mask_id)

@@ -26,7 +26,7 @@ from adlm.methods.masked_diffusion import FrozenOutput, MaskedDiffusion, Network
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
 from adlm.models.transformer import LastCall
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, SamplingRun
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, NoisyRows, SamplingRun
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,11 @@ def memory_denoiser(network: Any, mask_id: int) -> Denoiser:
     """The denoiser of rows whose network remembers its last call: the plain form."""
     memory = Memory(mask_id)
 
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
-        remembered = memory.at_masks(z)
+    def denoise(noisy: NoisyRows) -> DenoiserOutput:
+        remembered = memory.at_masks(noisy.z)
         with torch.no_grad(), eval_mode(network):
-            memory.keep(network.to_remember(z, None, pad, remembered), step)
-        return NetworkOutput(network, z, None, pad, mask_id, {"memory": remembered})
+            memory.keep(network.to_remember(noisy.z, None, noisy.pad, remembered), noisy.step)
+        return NetworkOutput(network, noisy.z, None, noisy.pad, mask_id, {"memory": remembered})
 
     return denoise
 
@@ -146,18 +140,12 @@ def frozen_memory_denoiser(network: FrozenNetwork, mask_id: int) -> Denoiser:
     """`memory_denoiser` by a frozen network, with one pass a call."""
     memory = Memory(mask_id)
 
-    def denoise(
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
-        remembered = memory.at_masks(z)
+    def denoise(noisy: NoisyRows) -> DenoiserOutput:
+        z, remembered = noisy.z, memory.at_masks(noisy.z)
         if remembered is None:  # zeros, so that all calls have one CUDA graph
             remembered = network.embedding.new_zeros(*z.shape, network.embedding.shape[1], dtype=network.dtype)
-        hidden = network.hidden(z, None, pad, remembered)
-        memory.keep(hidden.last if hidden.anchor is None else hidden.anchor, step)
+        hidden = network.hidden(z, None, noisy.pad, remembered)
+        memory.keep(hidden.last if hidden.anchor is None else hidden.anchor, noisy.step)
         return FrozenOutput(network, hidden, mask_id)
 
     return denoise

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adlm.diffusion.masking import order_by_clocks, remasking_ceiling
 from adlm.sampling.constrained import HolesOfCanvas, draw_in_holes, hole_steps
-from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
+from adlm.sampling.frame import DenoiserOutput, Frame, NoisyRows, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 
 SCORE_RESOLUTION = 1e-6  # without absolute positions, an all-masked row has equal scores everywhere up to rounding
@@ -99,7 +99,7 @@ def sample_ordered(
         if not masked.any():
             break
         positions = masked.flatten().nonzero()[:, 0]
-        output, uniforms = run.denoiser(frame.ids, None, run.pad), run.rng.at_tokens(masked)
+        output, uniforms = run.denoiser(NoisyRows(frame.ids, pad=run.pad)), run.rng.at_tokens(masked)
         if by_position is not None:
             score = by_position(output, frame.ids, positions, run.pad)
         else:
@@ -141,7 +141,7 @@ def sample_by_rates(run: SamplingRun) -> Iterator[Frame]:
     num_steps = num_masks.clamp(max=run.sampling.steps)
     for step in range(int(num_steps.max())):
         masked = frame.ids == mask_id
-        output = cast(RatedOutput, run.denoiser(frame.ids, None, run.pad))
+        output = cast(RatedOutput, run.denoiser(NoisyRows(frame.ids, pad=run.pad)))
         log_rates = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
         log_rates[masked] = output.log_rates(masked.flatten().nonzero()[:, 0]).double()
         order = order_by_clocks(log_rates, run.rng.at_positions(masked)).masked_fill(~masked, -torch.inf)
@@ -240,7 +240,7 @@ def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
         ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
         positions = reveals.flatten().nonzero()[:, 0].to(device)
         if len(positions):
-            output = run.denoiser(frame.ids, alpha, run.pad, step=reached)
+            output = run.denoiser(NoisyRows(frame.ids, alpha, run.pad, step=reached))
             log_beliefs = output.log_beliefs(positions)
             token_uniforms = rng.at_tokens(reveals).to(device)
             drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, mask_id, run.pad)

@@ -24,7 +24,7 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.constraints.holes import ConstrainedHole
 from adlm.sampling.constrained import HolesOfCanvas, OnHost, draw_in_holes
-from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
+from adlm.sampling.frame import DenoiserOutput, Frame, NoisyRows, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps
@@ -198,7 +198,8 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         num_rows = padded_num_rows(call.num_rows, len(z))
         padding = None if pad is None else pad[:num_rows]
         reached = torch.cat([call.step[: call.num_rows], reached[call.num_rows :]])  # complete rows go no further
-        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
+        noisy = NoisyRows(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], reached[:num_rows])
+        output = run.denoiser(noisy)
         if run.holes:
             on_host = OnHost.of_call(holes, is_masked, *call.on_host)
             drawn = _no_tokens(call.revealed) if on_host.all_in_holes else _draw_freely(run, output, z, call, order)
@@ -322,7 +323,7 @@ class JoinedRows:
         z, pad = self._ids[slots], self._pad[slots]
         revealed = flat(numbers, (call.revealed for call in calls))
         revealed_in_z = flat(range(len(rows)), (call.revealed for call in calls))
-        output = self._denoiser(z, torch.cat([call.alpha for call in calls]), pad)
+        output = self._denoiser(NoisyRows(z, torch.cat([call.alpha for call in calls]), pad))
         drawn = _draw(replace(self._like, pad=pad), output, z, revealed_in_z, rows, calls)
         self._ids.view(-1).index_copy_(0, revealed, drawn.tokens)
         self._chance.view(-1).index_copy_(0, revealed, drawn.chance)

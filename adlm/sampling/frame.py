@@ -4,7 +4,7 @@ Shapes: B sequences, L tokens, N positions, V symbols. Positions are flat: row *
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -101,21 +101,23 @@ class DenoiserOutput(Protocol):
         ...
 
 
-class Denoiser(Protocol):
-    def __call__(
-        self,
-        z: Tensor,
-        alpha: Tensor | None,
-        pad: Tensor | None,
-        rows: Tensor | None = None,
-        step: Tensor | None = None,
-    ) -> DenoiserOutput:
-        """Reads z (B, L). Time-conditioned networks get -log alpha (B,), or without alpha the share of masks.
+@dataclass(frozen=True)
+class NoisyRows:
+    """What a denoiser reads in one call."""
 
-        `rows` (B,) are the rows of the canvas that z has; None is all of them. A denoiser with a cache needs them.
-        `step` (B,), on the host, is the step that each row has reached; None counts the calls.
-        """
-        ...
+    z: Tensor
+    """(B, L), noisy ids."""
+    alpha: Tensor | None = None
+    """(B,), the share of visible tokens, for time-conditioned networks; None: the share of masks is used instead."""
+    pad: Tensor | None = None
+    """(B, L), True at padding."""
+    rows: Tensor | None = None
+    """(B,), the rows of the canvas that z has; None is all of them. A denoiser with a cache needs them."""
+    step: Tensor | None = None
+    """(B,), on the host, the step that each row has reached; None counts the calls."""
+
+
+Denoiser = Callable[[NoisyRows], DenoiserOutput]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.estimators import any_order, default_estimator, nelbo
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import DrawnOrder, NoisedBatch
-from adlm.sampling.frame import last_frame
+from adlm.sampling.frame import NoisyRows, last_frame
 from adlm.sampling.rng import RowRng
 
 MASK, LENGTH = 2, 3
@@ -291,7 +291,7 @@ def test_frozen_networks_have_the_same_rates():
         frozen = FrozenNetwork(network, torch.float64)
         z = torch.tensor([[MASK, 1, MASK]])
         output, plain = (
-            method.sampling_run(each, z, Sampling(), RowRng(0, [0]), None).denoiser(z, None, None)
+            method.sampling_run(each, z, Sampling(), RowRng(0, [0]), None).denoiser(NoisyRows(z))
             for each in (frozen, network)
         )
         positions = torch.tensor([0, 2])

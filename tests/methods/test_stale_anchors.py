@@ -24,7 +24,7 @@ from adlm.methods import method_of
 from adlm.methods.adlm import frozen_stale_denoiser
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.sampling.events import PositionsFirst, padded_num_rows
-from adlm.sampling.frame import last_frame
+from adlm.sampling.frame import NoisyRows, last_frame
 from adlm.sampling.rng import RowRng
 
 LENGTH = 3
@@ -138,8 +138,10 @@ def test_anchors_that_are_not_stale_are_those_of_today():
     pad[2, 5:] = True
     torch.testing.assert_close(network(z, None, pad, stale=z), network(z, None, pad), atol=1e-12, rtol=0)
     frozen, where = FrozenNetwork(network), torch.arange(40)
-    today = method.sampling_run(frozen, z, method.config.sampling, RowRng(0, range(5)), pad).denoiser(z, None, pad)
-    output = frozen_stale_denoiser(frozen, MASK, 1)(z, None, pad)
+    today = method.sampling_run(frozen, z, method.config.sampling, RowRng(0, range(5)), pad).denoiser(
+        NoisyRows(z, pad=pad)
+    )
+    output = frozen_stale_denoiser(frozen, MASK, 1)(NoisyRows(z, pad=pad))
     for name in ("log_beliefs", "anchor_log_beliefs"):
         torch.testing.assert_close(getattr(output, name)(where), getattr(today, name)(where), atol=1e-12, rtol=0)
     fresh = method_of(replace(method.config, sampling=Sampling(steps=3)))

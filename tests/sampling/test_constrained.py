@@ -35,8 +35,8 @@ TEXTS = [
 class RatedTable(Table):
     """A table with rates that do not depend on the state."""
 
-    def __call__(self, z, alpha, pad, rows=None, step=None):
-        output = super().__call__(z, alpha, pad, rows, step)
+    def __call__(self, noisy):
+        output = super().__call__(noisy)
         output.log_rates = lambda positions: (positions % LENGTH).double()
         return output
 
@@ -249,7 +249,7 @@ def test_positions_outside_the_hole_are_drawn_as_without_it():
 def test_beliefs_that_are_not_finite_are_a_user_error():
     run = run_of(Sampling("ancestral", steps=1))
     nothing = torch.full((LENGTH, MASK + 1), torch.nan)
-    damaged = replace(run, denoiser=lambda *inputs: TableOutput(nothing, nothing))
+    damaged = replace(run, denoiser=lambda noisy: TableOutput(nothing, nothing))
     with pytest.raises(ValueError, match="the model's beliefs are not finite"):
         frames_of(damaged)
 
@@ -277,7 +277,7 @@ def test_interpreted_kernels_draw_the_tokens_of_the_plain_form(sampler, named, o
         holes = tuple(ConstrainedHole(row, starts, automaton) for row in (0, 1, 3, 4))
         canvas = torch.full((5, len(beliefs)), MASK)
         rng = RowRng(SEED, range(5))
-        denoiser = lambda z, alpha, pad, rows=None, step=None: Independent()  # noqa: E731
+        denoiser = lambda noisy: Independent()  # noqa: E731
         steps = steps_of(LogLinear(), sampling)
         return frames_of(SamplingRun(denoiser, canvas, MASK, steps, sampling, rng, holes=holes))
 

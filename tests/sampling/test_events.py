@@ -18,7 +18,7 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.diffusion.schedules import LogLinear
 from adlm.sampling.events import draw_events, sample_positions_first
-from adlm.sampling.frame import SamplingRun
+from adlm.sampling.frame import NoisyRows, SamplingRun
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.samplers import steps_of
@@ -254,7 +254,7 @@ def test_skipping_steps_without_events_changes_nothing(sampler):
         rng, z = RowRng(0, [row]), canvas[row : row + 1].clone()
         reveals, remasks, _ = draw_events(steps, (z == world.mask_id).numpy(), rng)
         for step in range(len(steps.reveal) + 1):
-            log_beliefs = table(z, None, None).log_beliefs(torch.arange(4))
+            log_beliefs = table(NoisyRows(z)).log_beliefs(torch.arange(4))
             revealed, remasked = (torch.from_numpy(each.position[each.step == step]) for each in (reveals, remasks))
             drawn = categorical(log_beliefs[revealed].exp(), torch.from_numpy(rng.for_tokens(0, len(revealed))))
             z[0, revealed] = log_beliefs[revealed].argmax(dim=-1) if step == len(steps.reveal) else drawn
@@ -309,10 +309,10 @@ def test_finished_rows_are_no_longer_read():
     read = []
 
     class Counting(Table):
-        def __call__(self, z, alpha, pad, rows=None, step=None):
-            read.append(len(z))
-            assert len(alpha) == len(z)
-            return super().__call__(z, alpha, pad)
+        def __call__(self, noisy):
+            read.append(len(noisy.z))
+            assert len(noisy.alpha) == len(noisy.z)
+            return super().__call__(noisy)
 
     canvas = torch.full((8, 4), 0)
     canvas[:, 0] = world.mask_id
@@ -370,9 +370,9 @@ def test_the_network_is_conditioned_on_the_noise_level_of_each_row():
     alphas = []
 
     class RecordingTable(Table):
-        def __call__(self, z, alpha, pad, rows=None, step=None):
-            alphas.append(alpha.clone())
-            return super().__call__(z, alpha, pad)
+        def __call__(self, noisy):
+            alphas.append(noisy.alpha.clone())
+            return super().__call__(noisy)
 
     sampling = Sampling(steps=7)
     steps = steps_of(LogLinear(), sampling)
