@@ -7,8 +7,7 @@ of these operations, and the same command is run again. The folder must then be 
 the same files with the same bytes.
 
 Not observed: writes to an open file (a kill during one is equivalent to a kill before the next operation, with all or
-none of the data flushed), and files that are not opened by Python: model.safetensors, which safetensors writes in Rust
-(the chmod after it is observed).
+none of the data flushed).
 """
 
 import ctypes

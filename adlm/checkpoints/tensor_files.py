@@ -46,10 +46,10 @@ def write_tensors(
     dtype: torch.dtype | None = None,
     whole: Whole = on_cpu,
 ) -> None:
-    """Write a safetensors file, with one tensor after the other in memory; OSError if that is not possible.
+    """Write a safetensors file, one tensor after the other; OSError if that is not possible.
 
     `whole` is called in the order of the file. The bytes are those of `safetensors.torch.save_file`, whose writer wants
-    all tensors at once.
+    all tensors at once. `dtype` is for tensors of one type. Types are those of TYPES.
     """
     names, end = file_order(tensors), 0
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
@@ -62,8 +62,11 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            tensor = whole(tensors[name]).to(dtype or tensors[name].dtype).contiguous()
-            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            file.write(_content(whole(tensors[name]).to(dtype or tensors[name].dtype)))  # no name: freed at once
+
+
+def _content(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True)

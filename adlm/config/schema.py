@@ -443,7 +443,7 @@ class Train:
     recompute: bool = False
     """Recompute the activations of the blocks in the backward pass: less memory, about a third more computation."""
     precision: Literal["auto", "float32", "bfloat16", "float8", "float64"] = "auto"
-    """Autocast dtype; auto: bfloat16 on a GPU, else float32; float8: 8-bit operands in blocks; float64: for tests."""
+    """Of products, not weights. auto: bfloat16 on a GPU, else float32; float8: 8 bits in blocks; float64: for tests."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Use torch.compile on the networks; auto uses it on a GPU if it works there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

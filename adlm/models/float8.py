@@ -47,9 +47,9 @@ def product(h: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Ten
 class _Float8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(h.to(torch.bfloat16), *_by_rows(weight.T))
+        ctx.save_for_backward(h.to(torch.bfloat16), *by_rows(weight.T))
         ctx.dtypes = h.dtype, weight.dtype
-        return _product(h, *_by_rows(weight))
+        return _product(h, *by_rows(weight))
 
     @staticmethod
     @once_differentiable
@@ -62,12 +62,12 @@ class _Float8Product(torch.autograd.Function):
 
 def _product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """rows (..., K) times the transpose of a weight (N, K) that is in 8 bits, with its scales (N, 1)."""
-    low, own_scales = _by_rows(rows.flatten(0, -2))
+    low, own_scales = by_rows(rows.flatten(0, -2))
     result = torch._scaled_mm(low, weight.T, own_scales, scales.T, out_dtype=torch.bfloat16, use_fast_accum=True)
     return result.view(*rows.shape[:-1], -1)
 
 
-def _by_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def by_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix in 8 bits, contiguous, and the scale of each row, which gives it back: (M, K) and (M, 1)."""
     scales = matrix.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-30) / LARGEST
     return (matrix.float() / scales).to(DTYPE).contiguous(), scales

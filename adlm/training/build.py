@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from adlm.checkpoints.adapter import Adapter, add_lora_of
 from adlm.checkpoints.model_folder import check_fit
 from adlm.config.schema import Config, Train
-from adlm.distributed import Processes
+from adlm.distributed import Processes, device_name
 from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
@@ -153,15 +153,22 @@ def check_precision(config: Config, device: torch.device) -> None:
         return
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         raise UserError(
-            f"train.precision float8 needs a GPU with 8-bit products (Ada, Hopper or newer), and this is {device}; use "
-            "train.precision=auto"
+            "train.precision float8 needs a GPU with 8-bit products (Ada, Hopper or newer), and this is "
+            f"{device_name(device)}; use train.precision=auto"
         )
     if train.lora_rank:
-        raise UserError("train.precision float8 is for training all weights; use train.lora_rank=0, or precision=auto")
-    widths = {"model.hidden": model.hidden, "the width of keys": model.hidden // model.heads * model.num_kv_heads}
-    for name, width in (widths | {"the width of the MLP": model.mlp_width}).items():
+        raise UserError(
+            f"train.precision float8 is for training all weights, and train.lora_rank is {train.lora_rank}; use "
+            "train.precision=auto"
+        )
+    keys = model.hidden // model.heads * model.num_kv_heads
+    widths = {"model.hidden": model.hidden, "model.mlp": model.mlp_width, "model.kv_heads gives keys of width": keys}
+    for name, width in widths.items():
         if width % MULTIPLE:
-            raise UserError(f"train.precision float8 needs multiples of {MULTIPLE}, and {name} is {width}; try another")
+            raise UserError(
+                f"train.precision float8 needs multiples of {MULTIPLE}: {name} {width}; change it, or use "
+                "train.precision=auto"
+            )
 
 
 def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:

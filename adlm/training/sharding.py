@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -82,14 +83,19 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 def gather_to_main(tensors: Mapping[str, Tensor], processes: Processes, write: Callable[[Whole], None]) -> None:
     """Call `write` on the main process with a function that gathers the next tensor, in the order of a file.
 
-    So no process has more than one whole tensor in memory. A collective call: every process must make it, and gathers
-    what the main one does. If that cannot write, the rest is gathered before its UserError is raised on every process.
+    So no process has all of them in memory. A collective call: every process must make it, and gathers what the main
+    one does. If that cannot write, the rest is gathered before its UserError is raised on every process.
     """
     waiting = deque(tensors[name] for name in file_order(tensors))
 
     def whole(tensor: Tensor) -> Tensor:
-        waiting.popleft()
-        return on_cpu(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+        assert tensor is waiting.popleft(), "processes must gather in one order"
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if processes.is_main_process:
+            return on_cpu(full)
+        if full.is_cuda:  # no call may wait for the main process longer than it takes to write one tensor
+            torch.cuda.synchronize(full.device)
+        return full
 
     def gather_rest() -> None:
         while waiting:

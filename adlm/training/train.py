@@ -369,10 +369,7 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 
 
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
-    """Write RUN/model and begin to save a checkpoint of this step.
-
-    One after the other, so that the main process does not hold both, and the checkpoint of an earlier step, in memory.
-    """
+    """Write RUN/model and begin to save a checkpoint of this step, once that of an earlier step is out of memory."""
     context.saving.finish()
     if context.metrics is not None:
         context.metrics.sync()

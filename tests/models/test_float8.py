@@ -1,5 +1,7 @@
 """Products with operands of 8 bits: their errors, their gradients, and when layers of blocks use them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,9 @@ from adlm.methods import method_of
 from adlm.models.float8 import BlockLinear, product, use_float8
 from adlm.training.build import check_precision
 
-ERROR = 2**-4
-"""Relative to the sizes of both operands, an upper bound of the rounding of float8_e4m3fn, which has 3 bits after the
-leading one: half of 2^-3, for each of the two operands together at most this, in the mean over a sum much less."""
+ERROR = 2**-3
+"""Relative to the sizes of both operands, an upper bound of the error: rounding to float8_e4m3fn changes each number by
+at most 2^-4 of itself, and both operands are rounded."""
 
 
 def operands(rows: int = 24, width: int = 64, outputs: int = 48):
@@ -82,7 +84,47 @@ def test_layers_of_blocks_use_it_in_training_only(family, monkeypatch):
     assert used == of_blocks
 
 
-def test_devices_without_such_products_are_refused():
-    with pytest.raises(UserError, match="float8 needs a GPU with 8-bit products"):
-        check_precision(Config(train=Train(precision="float8")), torch.device("cpu"))
-    check_precision(Config(), torch.device("cpu"))
+GPT2 = Model(family="gpt2", hidden=64, heads=2, mlp=100, positions=16, bridge="none")
+LLAMA = Model(family="llama", hidden=64, heads=8, kv_heads=1, bridge="none")
+
+
+def with_float8(model: Model | None = None, **train) -> Config:
+    return Config(length=16, model=model or Model(), train=Train(precision="float8", **train))
+
+
+@pytest.mark.parametrize(
+    ("config", "capability", "error"),
+    [
+        (with_float8(), (8, 0), r"needs a GPU with 8-bit products .*, and this is some GPU; use train.precision=auto"),
+        (with_float8(lora_rank=4), (9, 0), "train.lora_rank is 4; use train.precision=auto"),
+        (with_float8(Model(hidden=40, heads=2)), (9, 0), "multiples of 16: model.hidden 40; change it"),
+        (with_float8(GPT2), (9, 0), "multiples of 16: model.mlp 100"),
+        (with_float8(LLAMA), (9, 0), "multiples of 16: model.kv_heads gives keys of width 8"),
+    ],
+)
+def test_what_cannot_run_is_refused(config, capability, error, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    with pytest.raises(UserError, match=error):
+        check_precision(config, torch.device("cuda"))
+    check_precision(replace(config, train=Train()), torch.device("cuda"))
+
+
+def test_a_cpu_is_refused():
+    with pytest.raises(UserError, match=r"float8 needs a GPU with 8-bit products .*, and this is cpu"):
+        check_precision(with_float8(), torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_computes_what_the_cpu_does():
+    h, weight, bias = operands()
+    upstream = torch.randn(2, 12, 48, generator=seeded(3)).bfloat16()
+    results = []
+    for device in ("cpu", "cuda"):
+        own = [each.detach().to(device).requires_grad_() for each in (h, weight)]
+        result = product(*own, bias.to(device), True)
+        results.append([result, *torch.autograd.grad(result, own, upstream.to(device))])
+    for ours, on_gpu in zip(*results, strict=True):
+        scale = ours.float().abs().amax(dim=-1, keepdim=True)
+        torch.testing.assert_close(on_gpu.cpu().float() / scale, ours.float() / scale, rtol=0, atol=2e-2)

@@ -95,9 +95,10 @@ if os.environ["RANK"] == "1":
 FULL_MODEL = """
 import errno, os
 from adlm.checkpoints import model_folder
+from adlm.checkpoints.tensor_files import file_order
 
 def full(tensors, path, whole):
-    whole(next(iter(tensors.values())))
+    whole(tensors[file_order(tensors)[0]])
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 model_folder.write_tensors = full
@@ -126,20 +127,21 @@ train.train_step = stuck
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("num", "first", "error"),
+    ("num", "words", "first", "error"),
     [
         (
             2,
+            (),
             FULL,
             "step-00000002 cannot be written by process 1: No space left on device; make room, then run the same",
         ),
-        (2, FULL_MODEL, "model cannot be written: No space left on device; make room, then run the same"),
-        (2, STUCK, "process 1 of 2 has ended or does not answer (Timed out waiting"),
-        (4, STUCK, "process 1 of 4 has ended or does not answer (Timed out waiting"),
+        (2, ("train.shard=2",), FULL_MODEL, "run/model cannot be written: No space left on device; make room, then"),
+        (2, (), STUCK, "process 1 of 2 has ended or does not answer (Timed out waiting"),
+        (4, (), STUCK, "process 1 of 4 has ended or does not answer (Timed out waiting"),
     ],
 )
-def test_all_processes_stop_with_one_line_that_names_the_one_with_the_problem(num, first, error, prepared, tmp_path):
-    result = torchrun(tmp_path, num, 0, *command(prepared, tmp_path / "run"), first=first)
+def test_all_processes_stop_with_one_line_that_names_the_problem(num, words, first, error, prepared, tmp_path):
+    result = torchrun(tmp_path, num, 0, *command(prepared, tmp_path / "run", *words), first=first)
     assert result.returncode == 1
     lines = [line for line in result.stderr.splitlines() if line.startswith("adlm: ")]
     assert len(lines) == 1, result.stderr

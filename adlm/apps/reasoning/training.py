@@ -41,7 +41,6 @@ from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuf
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import eval_mode
-from adlm.models.float8 import use_float8
 from adlm.training.build import autocast_dtype
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
@@ -161,8 +160,6 @@ class ReasoningTask:
         network = self.base.network.to(processes.device)
         if train.precision == "float64":
             network = network.double()
-        if train.precision == "float8":
-            use_float8(network)
         objective = ReasoningObjective(self.config, self.encoder.ids)
         longest = 2 * (self.config.length + WIDTH)  # the longest question beside the longest answer, both padded
         return new_train_state(objective, network.train(), autocast_dtype(train, processes.device), max_length=longest)
@@ -196,6 +193,8 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     for option in ("recompute", "unigram_start", "lora_rank"):
         if value := getattr(config.train, option):
             raise UserError(f"train.{option} {str(value).lower()} is for `adlm train`; leave it out")
+    if config.train.precision == "float8":
+        raise UserError("train.precision float8 is for `adlm train`; use train.precision=auto")
     report(f"problems: {', '.join(f'{part.name} ({split})' for split, part in parts.items())}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: (problem.as_text() for problem in problems[:BPE_PROBLEMS]))
