@@ -26,6 +26,7 @@ from adlm.methods.masked_diffusion import FrozenOutput, MaskedDiffusion, Network
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
+from adlm.models.transformer import NO_OPTIONS, ScoreOptions
 from adlm.sampling.events import padded_num_rows
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, NoisyRows, SamplingRun
 
@@ -102,9 +103,6 @@ class Adlm(Anchored, MaskedDiffusion):
         chance = torch.where(refreshed > noised.t, 1 - alpha(refreshed) / alpha(noised.t), 0.0)
         return replace(noised, stale=self._masked(noised.z, pad, given, chance, rng))
 
-    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        return super().score_options(noised) | ({} if noised.stale is None else {"stale": noised.stale})
-
     def loss_at(
         self,
         network: AnchoredTransformer,
@@ -122,9 +120,9 @@ class Adlm(Anchored, MaskedDiffusion):
             anchors = self.anchors(x, pad, noised.labels)
             anchors = anchors if noised.given is None else anchors & ~noised.given
             anchor_weights = anchor_weight(training, anchors, masked, anchor.positions)
-        options = self.score_options(noised) | self.loss_options(x, noised, pad)
+        options = self.loss_options(x, noised, pad)
         scored, anchor_scored = network.score(
-            noised.z, x, training * masked, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
+            noised.z, x, training * masked, anchor_weights, self.mask_id, *self.conditioning(noised, pad), options
         )
         loss = self.loss_of(scored, bound * masked, x, noised, pad)
         if gamma is None or anchor_scored is None:
@@ -132,9 +130,18 @@ class Adlm(Anchored, MaskedDiffusion):
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return replace(loss, total=loss.total + gamma * anchor_scored.total, parts=parts)
 
-    def score(self, network: AnchoredTransformer, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
+    def score(
+        self,
+        network: AnchoredTransformer,
+        z: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        options: ScoreOptions = NO_OPTIONS,
+    ) -> Scored:
         """The denoiser's cross-entropy of x given z."""
-        return network.score(z, x, weight, None, self.mask_id, **options)[0]
+        return network.score(z, x, weight, None, self.mask_id, sigma, pad, options)[0]
 
     def run_sampler(self, network: Any, run: SamplingRun) -> Iterator[Frame]:
         every = run.sampling.anchor_every

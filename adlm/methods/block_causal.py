@@ -41,7 +41,7 @@ from adlm.methods.speculative import check_speculative, generate_speculative
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.chain import chained_tokens
 from adlm.models.text_blocks import BlockCut, TextBlocks
-from adlm.models.transformer import Transformer
+from adlm.models.transformer import ScoreOptions, Transformer
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame, NoisyRows, SamplingRun
 from adlm.sampling.rng import RowRng
@@ -157,24 +157,21 @@ class BlockCausal(MaskedDiffusion):
     def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, pad
 
-    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        return super().score_options(noised) | {"first_block": noised.first_block}
-
-    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
+    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> ScoreOptions:
         train, predicted = self.config.train, self.predicted(x, pad, noised.given)
-        options: dict[str, Any] = {}
+        options = self.score_options(noised)
         if train.causal_weight:
-            options["causal_weight"] = train.causal_weight * predicted.float()
+            options = replace(options, causal_weight=train.causal_weight * predicted.float())
         if self.config.model.chain and train.chain_weight:
             masked = noised.z == self.mask_id
             cut = self.text_blocks.cut(x.shape[1], noised.first_block)
             chained = chained_tokens(masked if pad is None else masked | pad, cut) & predicted
-            options["chain_weight"] = train.chain_weight * chained.float()
-            options["chain_target"] = train.chain_target
+            weight = train.chain_weight * chained.float()
+            options = replace(options, chain_weight=weight, chain_target=train.chain_target)
         if train.align_weight:  # the mean over the masked tokens of a row, which counts as often as it has tokens
             masked = self.masked_positions(noised.z, pad).float()
             each = predicted.sum(dim=1, keepdim=True) / masked.sum(dim=1, keepdim=True).clamp(min=1)
-            options["align_weight"] = train.align_weight * masked * each
+            options = replace(options, align_weight=train.align_weight * masked * each)
         return options
 
     # Exact likelihoods
@@ -186,7 +183,7 @@ class BlockCausal(MaskedDiffusion):
         with eval_mode(network):
             for noised, where in self.left_to_right_passes(x, pad, given):
                 options = self.score_options(noised)
-                nats = nats + self.score(network, noised.z, x, where.float(), pad=pad, **options).nats
+                nats = nats + self.score(network, noised.z, x, where.float(), None, pad, options).nats
         return nats
 
     def left_to_right_passes(
@@ -210,7 +207,7 @@ class BlockCausal(MaskedDiffusion):
         """(B, L), -log p(x) of the causal model, the clean copy: what the sampler speculative draws from."""
         nothing, everything = torch.zeros(x.shape, device=x.device), self.predicted(x, pad, given).float()
         with eval_mode(network):
-            scored = self.score(network, x, x, nothing, pad=pad, causal_weight=everything)
+            scored = self.score(network, x, x, nothing, None, pad, ScoreOptions(causal_weight=everything))
         assert scored.causal is not None
         return scored.causal.nats
 
@@ -223,9 +220,9 @@ class BlockCausal(MaskedDiffusion):
         predicted, nothing = self.predicted(x, pad), torch.zeros(x.shape, device=x.device)
         z = x.masked_fill(predicted, self.mask_id)
         chained = chained_tokens(z == self.mask_id if pad is None else (z == self.mask_id) | pad, self._cut(x))
-        weights = {"causal_weight": (predicted & ~chained).float(), "chain_weight": (predicted & chained).float()}
+        weights = ScoreOptions(causal_weight=(predicted & ~chained).float(), chain_weight=(predicted & chained).float())
         with eval_mode(network):
-            scored = self.score(network, z, x, nothing, pad=pad, **weights)
+            scored = self.score(network, z, x, nothing, None, pad, weights)
         assert scored.causal is not None
         assert scored.chained is not None
         return scored.causal.nats + scored.chained.nats

@@ -27,7 +27,7 @@ from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.heads import Planner, Scored
-from adlm.models.transformer import LastCall, Transformer
+from adlm.models.transformer import NO_OPTIONS, LastCall, ScoreOptions, Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, KnownText, NoisyRows, Row, SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
@@ -137,10 +137,10 @@ class MaskedDiffusion:
         """The loss of a given noised batch."""
         raise NotImplementedError
 
-    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
-        """What `score` needs for what the loss has and the bound has not."""
-        train = self.config.train
-        return {"planner": Planner(train.planner, train.planner_temperature)} if train.planner else {}
+    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> ScoreOptions:
+        """`score_options`, with what the loss has and the bound has not."""
+        options, train = self.score_options(noised), self.config.train
+        return replace(options, planner=Planner(train.planner, train.planner_temperature)) if train.planner else options
 
     def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Loss:
         """The denoiser's term of the loss, and the other terms of block-causal networks that were scored.
@@ -218,9 +218,9 @@ class MaskedDiffusion:
         """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
         return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
 
-    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        """What else `score` needs of the noise: of block-causal methods, of stale anchors, and of memory."""
-        return {}
+    def score_options(self, noised: NoisedBatch) -> ScoreOptions:
+        """What else `score` needs of the noise."""
+        return ScoreOptions(noised.stale, noised.last_call, first_block=noised.first_block)
 
     # The bound
 
@@ -278,11 +278,20 @@ class MaskedDiffusion:
         """-log p(x | z) at masked positions (B, L), 0 elsewhere."""
         weight = self.masked_positions(noised.z, pad).float()
         sigma, unattended = self.conditioning(noised, pad)
-        return self.score(network, noised.z, x, weight, sigma=sigma, pad=unattended, **self.score_options(noised)).nats
+        return self.score(network, noised.z, x, weight, sigma, unattended, self.score_options(noised)).nats
 
-    def score(self, network: Any, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
+    def score(
+        self,
+        network: Any,
+        z: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        options: ScoreOptions = NO_OPTIONS,
+    ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, by a network of this method."""
-        return network.score(z, x, weight, self.mask_id, **options)  # type: ignore[no-any-return]
+        return network.score(z, x, weight, self.mask_id, sigma, pad, options)  # type: ignore[no-any-return]
 
     def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> NoisedBatch:
         """A number of masks uniform in 1, ..., n, then that many of the row's n tokens; t is their share."""

@@ -23,6 +23,6 @@ class Mdlm(MaskedDiffusion):
         """The NELBO's weight, or 1 (`time.weight`), times the cross-entropy at masks; the same at any `progress`."""
         training, bound = self.training_and_bound_weight(noised)
         masked = self.masked_positions(noised.z, pad)
-        options = self.score_options(noised) | self.loss_options(x, noised, pad)
-        scored = network.score(noised.z, x, training * masked, self.mask_id, *self.conditioning(noised, pad), **options)
+        options = self.loss_options(x, noised, pad)
+        scored = network.score(noised.z, x, training * masked, self.mask_id, *self.conditioning(noised, pad), options)
         return self.loss_of(scored, bound * masked, x, noised, pad)

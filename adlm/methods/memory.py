@@ -61,10 +61,6 @@ class Remembering(MaskedDiffusion):
         remembering = masked & (has_memory & last.any(dim=1))[:, None]
         return LastCall(z.masked_fill(last, self.mask_id), remembering)
 
-    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        own = {} if noised.last_call is None else {"last_call": noised.last_call}
-        return super().score_options(noised) | own
-
     @torch.no_grad()
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         """nats (B, L) whose expectation bounds -log p(x) of the ancestral sampler in `sampling.steps` steps.

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import ChainTarget, Model
+from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
 from adlm.models.chain import Chain
 from adlm.models.heads import (
     Head,
-    Planner,
     Positions,
     Scored,
     TiedHead,
@@ -26,7 +25,7 @@ from adlm.models.heads import (
 )
 from adlm.models.rates import RevealRates, TextRates
 from adlm.models.text_blocks import Layout, TextBlocks
-from adlm.models.transformer import LastCall, Transformer, Trunk, zero_linear
+from adlm.models.transformer import NO_OPTIONS, ScoreOptions, Transformer, Trunk, score_copies, zero_linear
 from adlm.registry import BRIDGES
 
 
@@ -198,53 +197,35 @@ class AnchoredTransformer(nn.Module):
         mask_id: int | None = None,
         sigma: Tensor | None = None,
         pad: Tensor | None = None,
-        first_block: int | None = None,
-        causal_weight: Tensor | None = None,
-        align_weight: Tensor | None = None,
-        stale: Tensor | None = None,
-        chain_weight: Tensor | None = None,
-        chain_target: ChainTarget = "text",
-        planner: Planner | None = None,
-        last_call: LastCall | None = None,
+        options: ScoreOptions = NO_OPTIONS,
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
-        The anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
-        A `planner` changes the denoiser's weight by what the anchor network expects. A pair with memory remembers
-        `last_call`.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        blocks, causal, chained, misalignment = self.anchor.text_blocks, None, None, None
+        blocks, places, both, last_call = self.anchor.text_blocks, None, None, options.last_call
         if blocks is None:
             memory = None if last_call is None else last_call.memory(self.anchor.hidden, sigma, pad)
-            hidden = self._hidden(z, sigma, pad, stale=stale, memory=memory)
+            hidden = self._hidden(z, sigma, pad, stale=options.stale, memory=memory)
         else:
-            places = blocks.places(x, z, pad, first_block)
-            read, read_layout = _read_places(blocks, x, stale, pad, first_block)
-            keep_states = align_weight is not None
+            places = blocks.places(x, z, pad, options.first_block)
+            read, read_layout = _read_places(blocks, x, options.stale, pad, options.first_block)
+            keep_states = options.align_weight is not None
             both = self._hidden(places.ids, None, None, None, places.layout, read, read_layout, keep_states)
             early = None if both.early is None else places.noisy(both.early)
             hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early, [])
-            if causal_weight is not None:
-                causal = score_positions(places.clean(both.denoiser), self.head, x, causal_weight, mask_id)
-            if chain_weight is not None and self.chain is not None:
-                cut = blocks.cut(x.shape[1], first_block)
-                states = self.chain.states(hidden.denoiser, self.embedding(x), cut)
-                targets = x if chain_target == "text" else places.clean(both.denoiser.detach())
-                chained = score_positions(states, self.head, targets, chain_weight, mask_id)
-            if align_weight is not None:  # stale places have the same outputs
-                misalignment = places.misalignment(both.states, align_weight)
-        if planner is not None:
+        if options.planner is not None:
             with torch.no_grad():
                 nats = score_positions(hidden.anchor, self.anchor.head, x, weight, mask_id, positions).nats
-            weight = planner.weight(weight, nats)
+            weight = options.planner.weight(weight, nats)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
-        log_rates = None if self.rates is None else self.rates.of_masks(hidden.anchor)
-        scored = replace(scored, causal=causal, chained=chained, misalignment=misalignment, log_rates=log_rates)
+        scored = replace(scored, log_rates=None if self.rates is None else self.rates.of_masks(hidden.anchor))
+        if places is not None and both is not None:  # stale places have the same outputs
+            scored = score_copies(scored, self, x, mask_id, places, both.denoiser, both.states, options)
         if anchor_weight is None:
             return scored, None
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)

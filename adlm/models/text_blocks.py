@@ -90,6 +90,7 @@ class Layout:
 class Places:
     """A row of text as the network reads it."""
 
+    cut: BlockCut
     ids: Tensor
     """(B, P)"""
     layout: Layout
@@ -134,7 +135,8 @@ class TextBlocks:
 
     def places(self, x: Tensor, z: Tensor, pad: Tensor | None = None, first: int | None = None) -> Places:
         """A clean row x and its noisy version z, both (B, L); padding is at the end of rows."""
-        plan = _plan(self.cut(x.shape[1], first), x.device)
+        cut = self.cut(x.shape[1], first)
+        plan = _plan(cut, x.device)
         ids = torch.cat([x, z], dim=1)[:, plan.source]
         visible = plan.visible[None, None]
         if pad is not None or self.hidden_id is not None:
@@ -145,7 +147,7 @@ class TextBlocks:
                 unseen = unseen | (ids == self.hidden_id)
             itself = torch.eye(len(plan.source), dtype=torch.bool, device=x.device)
             visible = visible & ~unseen[:, None, None] | itself
-        return Places(ids, Layout(plan.positions, visible), plan.outputs, plan.clean_outputs)
+        return Places(cut, ids, Layout(plan.positions, visible), plan.outputs, plan.clean_outputs)
 
 
 @dataclass(frozen=True)

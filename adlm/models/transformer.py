@@ -34,7 +34,7 @@ from adlm.models.layers import (
     self_attention,
 )
 from adlm.models.llama import LlamaBlock
-from adlm.models.text_blocks import Layout, TextBlocks
+from adlm.models.text_blocks import Layout, Places, TextBlocks
 
 if TYPE_CHECKING:
     from adlm.models.rates import RevealRates, TextRates
@@ -322,6 +322,30 @@ class LastCall:
         return hidden(self.ids, sigma, pad) * self.remembering[..., None]
 
 
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What `score` takes besides ids and weights."""
+
+    stale: Tensor | None = None
+    """(B, L), of pairs: ids with more masks than z, which the anchor network reads in its place."""
+    last_call: LastCall | None = None
+    """Of whole rows and networks with memory: what they remember."""
+    planner: Planner | None = None
+    """Of whole rows: it changes the weight by what the network, of pairs the anchor network, expects."""
+    first_block: int | None = None
+    """Of block-causal networks: the length of the first block."""
+    causal_weight: Tensor | None = None
+    """(B, L), of the next-token cross-entropies of their clean copy."""
+    chain_weight: Tensor | None = None
+    """(B, L), of the chain's cross-entropies, to x or to the predictions of the clean copy."""
+    chain_target: ChainTarget = "text"
+    align_weight: Tensor | None = None
+    """(B, L), of the misalignment of the copies."""
+
+
+NO_OPTIONS = ScoreOptions()
+
+
 class Transformer(nn.Module):
     """ids (B, L) -> logits (B, L, V).
 
@@ -399,46 +423,29 @@ class Transformer(nn.Module):
         mask_id: int | None = None,
         sigma: Tensor | None = None,
         pad: Tensor | None = None,
-        first_block: int | None = None,
-        causal_weight: Tensor | None = None,
-        chain_weight: Tensor | None = None,
-        chain_target: ChainTarget = "text",
-        align_weight: Tensor | None = None,
-        planner: Planner | None = None,
-        last_call: "LastCall | None" = None,
+        options: ScoreOptions = NO_OPTIONS,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
-        wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
-        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, whose targets
-        are x or the clean copy's predictions (`chain_target`), and `align_weight` that of the copies' misalignment. On
-        whole rows a `planner` changes the weight, and a network with memory remembers `last_call`.
+        wrapped method.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
-            memory = None if last_call is None else last_call.memory(self.hidden, sigma, pad)
+            memory = None if options.last_call is None else options.last_call.memory(self.hidden, sigma, pad)
             hidden = self.hidden(z, sigma, pad, memory=memory)
-            if planner is not None:
+            if options.planner is not None:
                 with torch.no_grad():
                     nats = score_positions(hidden, self.head, x, weight, mask_id, positions).nats
-                weight = planner.weight(weight, nats)
+                weight = options.planner.weight(weight, nats)
             scored = score_positions(hidden, self.head, x, weight, mask_id, positions)
             return scored if self.rates is None else replace(scored, log_rates=self.rates.of_masks(hidden))
-        places = self.text_blocks.places(x, z, pad, first_block)
+        places = self.text_blocks.places(x, z, pad, options.first_block)
         hidden, states = self.trunk.hidden_and_states(
-            self.embedding(places.ids), None, None, None, places.layout, align_weight is not None
+            self.embedding(places.ids), None, None, None, places.layout, options.align_weight is not None
         )
-        noisy, causal, chained = places.noisy(hidden), None, None
-        scored = score_positions(noisy, self.head, x, weight, mask_id, positions)
-        if causal_weight is not None:
-            causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
-        if chain_weight is not None and self.chain is not None:
-            chain = self.chain.states(noisy, self.embedding(x), self.text_blocks.cut(x.shape[1], first_block))
-            targets = x if chain_target == "text" else places.clean(hidden.detach())
-            chained = score_positions(chain, self.head, targets, chain_weight, mask_id)
-        misalignment = None if align_weight is None else places.misalignment(states, align_weight)
-        return replace(scored, causal=causal, chained=chained, misalignment=misalignment)
+        scored = score_positions(places.noisy(hidden), self.head, x, weight, mask_id, positions)
+        return score_copies(scored, self, x, mask_id, places, hidden, states, options)
 
     def log_rates(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """(B, L), of the masked tokens, by a network that has rates."""
@@ -460,6 +467,32 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """`objective` (B, L), other than the cross-entropy, at the positions `where`: see `heads.nats_at_positions`."""
         return nats_at_positions(self.hidden(z, sigma, pad), self.head, where, objective)
+
+
+def score_copies(
+    scored: Scored,
+    network: Any,
+    x: Tensor,
+    mask_id: int | None,
+    places: Places,
+    hidden: Tensor,
+    states: list[Tensor],
+    options: ScoreOptions,
+) -> Scored:
+    """`scored`, with what the options ask of a block-causal network beside it.
+
+    `hidden` are the states of all places that its head reads, `states` those after each block.
+    """
+    causal = chained = misalignment = None
+    if options.causal_weight is not None:
+        causal = score_positions(places.clean(hidden), network.head, x, options.causal_weight, mask_id)
+    if options.chain_weight is not None and network.chain is not None:
+        chain = network.chain.states(places.noisy(hidden), network.embedding(x), places.cut)
+        targets = x if options.chain_target == "text" else places.clean(hidden.detach())
+        chained = score_positions(chain, network.head, targets, options.chain_weight, mask_id)
+    if options.align_weight is not None:
+        misalignment = places.misalignment(states, options.align_weight)
+    return replace(scored, causal=causal, chained=chained, misalignment=misalignment)
 
 
 def num_parameters(network: nn.Module) -> int:
