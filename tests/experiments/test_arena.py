@@ -308,7 +308,15 @@ def test_work_starts_only_if_it_is_expected_to_end_in_time():
 
 
 def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_texts_only_by_name():
-    others = {"smoke", "quickstart", "quick-objective", "quick-planner", "quick-lengths", "quick-order"}
+    others = {
+        "smoke",
+        "quickstart",
+        "quick-objective",
+        "quick-planner",
+        "quick-lengths",
+        "quick-order",
+        "quick-confirm",
+    }
     others |= {"books", "once", "finals", "finals-one", "code", "quick-code"}
     assert {trial.group.name for trial in ARENA.chosen(None)} == ARENA.groups.keys() - others
     keys = [trial.key for trial in ARENA.chosen(["auxiliary-seed2", "adlm-seed1", "auxiliary"])]
