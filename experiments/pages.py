@@ -61,8 +61,8 @@ def signed(value: float, digits: int = 3) -> str:
 def mean_and_error(gaps: Sequence[float], digits: int, with_p: bool) -> str:
     error = np.std(gaps, ddof=1) / math.sqrt(len(gaps))
     chance = ttest_1samp(gaps, 0).pvalue
-    p = f" (p = {chance:.{2 if chance >= 0.01 else 3}f})" if with_p else ""
-    return f"{signed(float(np.mean(gaps)), digits)} ± {error:.{digits}f}{p}"
+    p = "p < 0.001" if chance < 0.001 else f"p = {chance:.{2 if chance >= 0.01 else 3}f}"
+    return f"{signed(float(np.mean(gaps)), digits)} ± {error:.{digits}f}{f' ({p})' if with_p else ''}"
 
 
 def gap(ours: str, theirs: str, digits: int = 3, with_p: bool = False) -> str:
@@ -151,33 +151,31 @@ def anchoring() -> str:
     one, quick_one = "objective-adlm-one", gap("quick-adlm-one", "quick-mdlm-one", with_p=True)
     rows.append(["MDLM of equal depth, both with weight 1", gap(one, "objective-mdlm-one", with_p=True), "", quick_one])
     rows.append(["the same with the auxiliary loss", gap(one, "objective-auxiliary-one", with_p=True), "", ""])
-    rows.append(
-        ["MDLM, weight 1, equal GPU seconds, fresh seeds", gap("confirm-adlm", "confirm-mdlm", with_p=True), "", ""]
-    )
+    fresh = (gap(f"{group}-adlm", f"{group}-mdlm", with_p=True) for group in ("confirm", "quick-confirm"))
+    rows.append(["MDLM, weight 1, equal seconds, fresh seeds", next(fresh), "", next(fresh)])
     rare = gap("adlm-rare-muon-2e-3", "adlm-random-muon-2e-3", with_p=True)
     quick_rare = gap("quick-adlm-muon-identity-rare", "quick-adlm-muon-identity-random", with_p=True)
     rows.append(["*rare minus random anchors*", rare, "", quick_rare])
     return markdown(["ADLM minus", "50M parameters", "255M parameters", "quickstart, 0.6M"], rows)
 
 
-def confirmed() -> str:
-    """The group `confirm`: differences at equal GPU seconds, and after equally many steps."""
-    names, step = ("confirm-mdlm", "confirm-auxiliary", "confirm-adlm"), 600
+def confirmed(mdlm: str, adlm: str, step: int, auxiliary: str = "") -> str:
+    """Fresh seeds: differences at equal seconds, and after equally many steps."""
+    names = [name for name in (mdlm, auxiliary, adlm) if name]
     after = {name: {seed: curve_at(trial, step) for seed, trial in seeds(name).items()} for name in names}
 
-    def minus(ours: str, theirs: str) -> str:
-        common = sorted(after[ours].keys() & after[theirs].keys())
-        pairs = [after[ours][seed] - after[theirs][seed] for seed in common]
-        return "" if ours == theirs else mean_and_error(pairs, 4, True)
+    def minus(ours: str) -> str:
+        common = sorted(after[ours].keys() & after[mdlm].keys())
+        return mean_and_error([after[ours][seed] - after[mdlm][seed] for seed in common], 4, True)
 
     lines = []
     for name in names:
-        found, (mdlm, auxiliary, _) = seeds(name), names
+        found = seeds(name)
         nats = ", ".join(f"{found[seed]['nats']:.4f}" if seed in found else "–" for seed in range(3, 9))
-        gaps = [gap(name, mdlm, 4, True), minus(name, mdlm), gap(name, auxiliary, 4, True)]
+        gaps = [gap(name, mdlm, 4, True), minus(name), *([gap(name, auxiliary, 4, True)] if auxiliary else [])]
         lines.append([ARENA.rows[name].title, nats, mean(name), *("" if name == mdlm else each for each in gaps)])
-    head = ["nats per token, seeds 3 to 8", "mean", "minus MDLM", f"minus MDLM after {step} steps", "minus auxiliary"]
-    return markdown(["", *head], lines)
+    head = ["nats per token, seeds 3 to 8", "mean", "minus MDLM", f"minus MDLM after {step} steps"]
+    return markdown(["", *head, *(["minus auxiliary"] if auxiliary else [])], lines)
 
 
 CODE_ADLM = "code-adlm-all code-adlm-random code-adlm-syntax code-adlm-rare"
@@ -739,7 +737,8 @@ TABLES: dict[str, Callable[[], str]] = {
         {"objective-mdlm-one": "MDLM, weight 1", "objective-adlm-one": "ADLM, weight 1"},
         with_p=True,
     ),
-    "confirm": confirmed,
+    "confirm": lambda: confirmed("confirm-mdlm", "confirm-adlm", 600, "confirm-auxiliary"),
+    "quick-confirm": lambda: confirmed("quick-confirm-mdlm", "quick-confirm-adlm", 400),
     "code": code_anchors,
     "code-computing": code_at_equal_computing,
     "asymmetric": lambda: compared(

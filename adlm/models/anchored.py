@@ -207,7 +207,7 @@ class AnchoredTransformer(nn.Module):
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        blocks, places, both, last_call = self.anchor.text_blocks, None, None, options.last_call
+        blocks, last_call = self.anchor.text_blocks, options.last_call
         if blocks is None:
             memory = None if last_call is None else last_call.memory(self.anchor.hidden, sigma, pad)
             hidden = self._hidden(z, sigma, pad, stale=options.stale, memory=memory)
@@ -224,7 +224,7 @@ class AnchoredTransformer(nn.Module):
             weight = options.planner.weight(weight, nats)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
         scored = replace(scored, log_rates=None if self.rates is None else self.rates.of_masks(hidden.anchor))
-        if places is not None and both is not None:  # stale places have the same outputs
+        if blocks is not None:  # stale places have the same outputs
             scored = score_copies(scored, self, x, mask_id, places, both.denoiser, both.states, options)
         if anchor_weight is None:
             return scored, None
