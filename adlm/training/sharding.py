@@ -89,7 +89,8 @@ def gather_to_main(tensors: Mapping[str, Tensor], processes: Processes, write: C
     waiting = deque(tensors[name] for name in file_order(tensors))
 
     def whole(tensor: Tensor) -> Tensor:
-        assert tensor is waiting.popleft(), "processes must gather in one order"
+        expected = waiting.popleft()
+        assert tensor is expected, "processes must gather in one order"
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if processes.is_main_process:
             return on_cpu(full)
