@@ -312,3 +312,9 @@ def test_answers_end_where_the_model_can_read_no_further_each_row_as_alone(bases
 def never(logits, index):
     """Logits that never have their maximum at `index`."""
     return lambda hidden: logits(hidden).index_fill(-1, torch.tensor([index]), -torch.inf)
+
+
+def test_float8_is_refused(tmp_path):
+    config = resolve(["prosqa/small", "train.precision=float8", "data.problems=16"])
+    with pytest.raises(UserError, match=r"train.precision float8 is for `adlm train`; use train.precision=auto"):
+        open_reasoning_task(config, RunFolder(tmp_path), Processes(0, 1, torch.device("cpu"), None), print)
