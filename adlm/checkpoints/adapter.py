@@ -25,7 +25,7 @@ from adlm.checkpoints.model_folder import (
     read_tokenizer,
     read_weights,
 )
-from adlm.checkpoints.tensor_files import Whole, on_cpu, write_tensors
+from adlm.checkpoints.tensor_files import FullTensor, on_cpu, write_tensors
 from adlm.config.load import ADAPTER, BOX, init_folder, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -171,11 +171,11 @@ def load_adapter(folder: Path) -> ModelFolder:
     return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer, chat_template=template)
 
 
-def replace_adapter(adapter: Adapter, folder: Path, whole: Whole = on_cpu) -> None:
+def replace_adapter(adapter: Adapter, folder: Path, full_tensor: FullTensor = on_cpu) -> None:
     """Write an adapter folder atomically, replacing an existing one; bfloat16 if `train.lora_dtype` asks for it."""
     dtype = torch.bfloat16 if adapter.config.train.lora_dtype == "bfloat16" else None
     with replacing_folder(folder) as part:
-        write_tensors(adapter.weights, part / ADAPTER, dtype=dtype, whole=whole)
+        write_tensors(adapter.weights, part / ADAPTER, dtype=dtype, full_tensor=full_tensor)
         save_config(adapter.config, part / CONFIG)
         if adapter.tokenizer is not None:
             adapter.tokenizer.save(part)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adlm.bases.description import TEMPLATE, folder_template
-from adlm.checkpoints.tensor_files import Whole, on_cpu, write_tensors
+from adlm.checkpoints.tensor_files import FullTensor, on_cpu, write_tensors
 from adlm.config.load import ADAPTER, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -52,10 +52,10 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
     replace_model_folder(model, folder)
 
 
-def replace_model_folder(model: ModelFolder, folder: Path, whole: Whole = on_cpu) -> None:
+def replace_model_folder(model: ModelFolder, folder: Path, full_tensor: FullTensor = on_cpu) -> None:
     """Write the folder atomically, replacing an existing one without a check."""
     with replacing_folder(folder) as part:
-        write_tensors(model.weights, part / WEIGHTS, whole=whole)
+        write_tensors(model.weights, part / WEIGHTS, full_tensor=full_tensor)
         save_config(model.config, part / CONFIG)
         if model.architecture is not None:
             write_file(part / ARCHITECTURE, model.architecture)

@@ -24,8 +24,8 @@ TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.i
 TYPES |= {torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 ALIGNMENT = 8  # of the first tensor, in bytes
 
-Whole = Callable[[Tensor], Tensor]
-"""Makes a tensor that can be written of one that is on another device, or only part of which is in this process."""
+FullTensor = Callable[[Tensor], Tensor]
+"""Returns the full tensor on the CPU; of a sharded one, gathered as by `DTensor.full_tensor`."""
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
@@ -44,12 +44,12 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     *,
     dtype: torch.dtype | None = None,
-    whole: Whole = on_cpu,
+    full_tensor: FullTensor = on_cpu,
 ) -> None:
-    """Write a safetensors file, one tensor after the other; OSError if that is not possible.
+    """Write a safetensors file tensor by tensor, in the order of `file_order`; OSError if that is not possible.
 
-    `whole` is called in the order of the file. The bytes are those of `safetensors.torch.save_file`, whose writer wants
-    all tensors at once. `dtype` is for tensors of one type. Types are those of TYPES.
+    Its bytes are those of `safetensors.torch.save_file`, which needs all tensors in memory. With `dtype`, tensors of
+    one dtype are converted to another. A dtype outside TYPES is not supported.
     """
     names, end = file_order(tensors), 0
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
@@ -62,10 +62,11 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(_content(whole(tensors[name]).to(dtype or tensors[name].dtype)))  # no name: freed at once
+            file.write(_content(full_tensor(tensors[name]).to(dtype or tensors[name].dtype)))
 
 
 def _content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor. No variable of the caller keeps it in memory while the next one is gathered."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -25,8 +25,6 @@ from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import FrozenOutput, MaskedDiffusion, NetworkOutput, NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
-from adlm.models.heads import Scored
-from adlm.models.transformer import NO_OPTIONS, ScoreOptions
 from adlm.sampling.events import padded_num_rows
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, NoisyRows, SamplingRun
 
@@ -129,19 +127,6 @@ class Adlm(Anchored, MaskedDiffusion):
             return loss
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return replace(loss, total=loss.total + gamma * anchor_scored.total, parts=parts)
-
-    def score(
-        self,
-        network: AnchoredTransformer,
-        z: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        sigma: Tensor | None = None,
-        pad: Tensor | None = None,
-        options: ScoreOptions = NO_OPTIONS,
-    ) -> Scored:
-        """The denoiser's cross-entropy of x given z."""
-        return network.score(z, x, weight, None, self.mask_id, sigma, pad, options)[0]
 
     def run_sampler(self, network: Any, run: SamplingRun) -> Iterator[Frame]:
         every = run.sampling.anchor_every

@@ -290,8 +290,9 @@ class MaskedDiffusion:
         pad: Tensor | None = None,
         options: ScoreOptions = NO_OPTIONS,
     ) -> Scored:
-        """The cross-entropy of x given z where `weight` (B, L) is not 0, by a network of this method."""
-        return network.score(z, x, weight, self.mask_id, sigma, pad, options)  # type: ignore[no-any-return]
+        """The cross-entropy of x given z where `weight` (B, L) is not 0; of a pair, the denoiser's."""
+        scored = network.score(z, x, weight, mask_id=self.mask_id, sigma=sigma, pad=pad, options=options)
+        return scored[0] if self.anchored else scored  # type: ignore[no-any-return]
 
     def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> NoisedBatch:
         """A number of masks uniform in 1, ..., n, then that many of the row's n tokens; t is their share."""

@@ -324,14 +324,14 @@ class LastCall:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What `score` takes besides ids and weights."""
+    """Optional inputs of `score`."""
 
     stale: Tensor | None = None
-    """(B, L), of pairs: ids with more masks than z, which the anchor network reads in its place."""
+    """(B, L), ids with more masks than z, which the anchor network of a pair reads instead of z."""
     last_call: LastCall | None = None
-    """Of whole rows and networks with memory: what they remember."""
+    """What a network with memory remembers."""
     planner: Planner | None = None
-    """Of whole rows: it changes the weight by what the network, of pairs the anchor network, expects."""
+    """Of whole rows: changes the weight by the predictions of the network, or of a pair's anchor network."""
     first_block: int | None = None
     """Of block-causal networks: the length of the first block."""
     causal_weight: Tensor | None = None
@@ -479,9 +479,9 @@ def score_copies(
     states: list[Tensor],
     options: ScoreOptions,
 ) -> Scored:
-    """`scored`, with what the options ask of a block-causal network beside it.
+    """Adds the other terms of a block-causal network to `scored`: next token, chain and alignment.
 
-    `hidden` are the states of all places that its head reads, `states` those after each block.
+    `hidden` (B, P, d) is the output of the trunk at all places, `states` are the hidden states after each block.
     """
     causal = chained = misalignment = None
     if options.causal_weight is not None:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from adlm import distributed
-from adlm.checkpoints.tensor_files import TensorRows, Whole, file_order, on_cpu
+from adlm.checkpoints.tensor_files import FullTensor, TensorRows, file_order, on_cpu
 from adlm.config.schema import Train
 from adlm.distributed import Processes, local_device, process_group, rank_and_size
 from adlm.errors import UserError
@@ -80,31 +80,31 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     return [block for trunk in network.modules() if isinstance(trunk, Trunk) for block in trunk.blocks]
 
 
-def gather_to_main(tensors: Mapping[str, Tensor], processes: Processes, write: Callable[[Whole], None]) -> None:
-    """Call `write` on the main process with a function that gathers the next tensor, in the order of a file.
+def gather_to_main(tensors: Mapping[str, Tensor], processes: Processes, write: Callable[[FullTensor], None]) -> None:
+    """Gather sharded tensors one by one while `write(full_tensor)` on the main process writes them to a file.
 
-    So no process has all of them in memory. A collective call: every process must make it, and gathers what the main
-    one does. If that cannot write, the rest is gathered before its UserError is raised on every process.
+    A collective call: every process must make it. `write` must call `full_tensor` for each tensor, in the order of
+    `file_order`. If it raises a UserError, the remaining tensors are gathered before every process raises that error.
     """
     waiting = deque(tensors[name] for name in file_order(tensors))
 
-    def whole(tensor: Tensor) -> Tensor:
+    def full_tensor(tensor: Tensor) -> Tensor:
         expected = waiting.popleft()
         assert tensor is expected, "processes must gather in one order"
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if processes.is_main_process:
             return on_cpu(full)
-        if full.is_cuda:  # no call may wait for the main process longer than it takes to write one tensor
+        if full.is_cuda:  # one all-gather in flight at a time: queued ones could time out while the main process writes
             torch.cuda.synchronize(full.device)
         return full
 
     def gather_rest() -> None:
         while waiting:
-            whole(waiting[0])
+            full_tensor(waiting[0])
 
     def write_or_gather() -> None:
         try:
-            write(whole)
+            write(full_tensor)
         except UserError:
             gather_rest()
             raise

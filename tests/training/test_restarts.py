@@ -97,8 +97,8 @@ import errno, os
 from adlm.checkpoints import model_folder
 from adlm.checkpoints.tensor_files import file_order
 
-def full(tensors, path, whole):
-    whole(tensors[file_order(tensors)[0]])
+def full(tensors, path, full_tensor):
+    full_tensor(tensors[file_order(tensors)[0]])
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 model_folder.write_tensors = full

@@ -36,7 +36,7 @@ from adlm.checkpoints.model_folder import (
     replace_model_folder,
 )
 from adlm.checkpoints.pretrained import load_pretrained, load_pretrained_model, num_positions
-from adlm.checkpoints.tensor_files import Whole
+from adlm.checkpoints.tensor_files import FullTensor
 from adlm.config.load import model_folder_at
 from adlm.config.schema import Config
 from adlm.diffusion.times import BatchRng
@@ -351,7 +351,7 @@ def load_reasoning_model(folder: Path) -> tuple[Config, Tokenizer, CausalModel]:
     return found.config, found.tokenizer, OwnModel(network_of(found.config, found.weights))
 
 
-def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
+def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: Path, full_tensor: FullTensor) -> None:
     """Write the model folder, replacing an existing one. `transformers` can load that of one of its models."""
     plain = {name.partition(".")[2]: value for name, value in weights.items()}  # without the name of the wrapper
     architecture = None
@@ -361,4 +361,4 @@ def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: P
         for local in ("quantization_config", "_name_or_path"):
             values.pop(local, None)
         architecture = json.dumps(values, indent=1, default=str)
-    replace_model_folder(ModelFolder(base.config, plain, base.tokenizer, architecture), path, whole)
+    replace_model_folder(ModelFolder(base.config, plain, base.tokenizer, architecture), path, full_tensor)

@@ -35,7 +35,7 @@ from adlm.apps.reasoning.rows import (
     stages_of,
 )
 from adlm.apps.reasoning.solve import Solver, score
-from adlm.checkpoints.tensor_files import Whole
+from adlm.checkpoints.tensor_files import FullTensor
 from adlm.config.schema import Config
 from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
 from adlm.distributed import Processes
@@ -178,8 +178,8 @@ class ReasoningTask:
             solutions = list(solver.solve(self.held_out[: self.config.train.samples]))
         return "\n".join(f"{solution}\n" for solution in solutions)
 
-    def save_model(self, weights: Mapping[str, Tensor], path: Path, whole: Whole) -> None:
-        save_reasoning_model(self.base, weights, path, whole)
+    def save_model(self, weights: Mapping[str, Tensor], path: Path, full_tensor: FullTensor) -> None:
+        save_reasoning_model(self.base, weights, path, full_tensor)
 
 
 def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> ReasoningTask:
