@@ -11,7 +11,7 @@ from worlds import seeded
 from adlm.config.schema import Config, Model, Train, Vocabulary
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.models.float8 import BlockLinear, product, use_float8
+from adlm.models.float8 import LARGEST, BlockLinear, by_rows, product, use_float8
 from adlm.training.build import check_precision
 
 ERROR = 2**-3
@@ -115,16 +115,29 @@ def test_a_cpu_is_refused():
         check_precision(with_float8(), torch.device("cpu"))
 
 
+def test_the_scale_of_a_long_row_is_that_of_all_of_it():
+    matrix = torch.randn(3, 2304, generator=seeded())
+    matrix[0, 0], matrix[1, 1500], matrix[2, 2303] = 50, -60, 70
+    low, scales = by_rows(matrix)
+    torch.testing.assert_close(scales * LARGEST, torch.tensor([[50.0], [60.0], [70.0]]))
+    assert ((low.float() * scales - matrix).abs() <= 2**-4 * matrix.abs() + scales * 2**-10).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_computes_what_the_cpu_does():
-    h, weight, bias = operands()
-    upstream = torch.randn(2, 12, 48, generator=seeded(3)).bfloat16()
-    results = []
-    for device in ("cpu", "cuda"):
-        own = [each.detach().to(device).requires_grad_() for each in (h, weight)]
-        result = product(*own, bias.to(device), True)
-        results.append([result, *torch.autograd.grad(result, own, upstream.to(device))])
-    for ours, on_gpu in zip(*results, strict=True):
-        scale = ours.float().abs().amax(dim=-1, keepdim=True)
-        torch.testing.assert_close(on_gpu.cpu().float() / scale, ours.float() / scale, rtol=0, atol=2e-2)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_multiplies_the_rounded_operands(compiled):
+    h, weight, bias = (each.detach().cuda().requires_grad_() for each in operands())
+    upstream = torch.randn(2, 12, 48, generator=seeded(3)).bfloat16().cuda()
+    result = (torch.compile(product) if compiled else product)(h, weight, bias, True)
+    ours = [result, *torch.autograd.grad(result, (h, weight), upstream)]
+    rounded_h, rows, columns, rounded_upstream = (
+        (low.float() * scales).view_as(operand)
+        for operand in (h, weight, weight.T, upstream)
+        for low, scales in [by_rows(operand.detach().flatten(0, -2))]
+    )
+    of_weight = upstream.float().flatten(0, 1).T @ h.bfloat16().float().flatten(0, 1)
+    expected = [rounded_h @ rows.T + bias, rounded_upstream @ columns.T, of_weight]
+    for each, other in zip(ours, expected, strict=True):
+        scale = other.abs().amax(dim=-1, keepdim=True)
+        torch.testing.assert_close(each.float() / scale, other / scale, rtol=0, atol=2e-2)
