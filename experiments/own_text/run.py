@@ -37,6 +37,7 @@ def trials() -> Iterator[tuple[str, list[str]]]:
     """Name and overrides of `adlm train own`."""
     for seed in SEEDS:
         yield f"scratch-seed{seed}", [f"train.seed={seed}"]
+        yield f"box-seed{seed}", ["init=box", f"train.seed={seed}"]
         yield f"smollm2-seed{seed}", ["init=smollm2", f"train.seed={seed}"]
         for optimizer, rates in RATES.items():
             for rate in rates:
@@ -61,7 +62,7 @@ def run_trial(text: Path, name: str, overrides: list[str]) -> dict[str, Any]:
         measured = {"text": text.name, "trial": name, "command": " ".join([*shown, f"data.path={text.name}"])}
         model = adlm.load(run, "auto")
         result = {**measured, **bits_per_byte(model, run / "data"), "samples": model.sample(2, seed=0)}
-        untrained = {"box-muon-1e-3-100-seed0": "box", "smollm2-seed0": "smollm2"}.get(name)
+        untrained = {"box-seed0": "box", "smollm2-seed0": "smollm2"}.get(name)
         if untrained is not None:
             result[f"{untrained}_as_it_is"] = bits_per_byte(adlm.load(untrained, "auto"), run / "data")
         return {**result, "commit": code_commit()}
