@@ -11,6 +11,8 @@ Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n new
 
 import copy
 import functools
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +46,25 @@ MAX_IDLE_CACHES = 2
 """KV caches that a network keeps for later runs."""
 HEAD_BLOCK = 16
 """Rows of hidden states in each product of a head, for networks with a fixed batch."""
+COLLECTION = threading.Lock()
+"""Held while garbage is not collected, see `no_collection`."""
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without automatic garbage collection, for one thread at a time.
+
+    A graph of a model that is no longer used must not be destroyed while another one is captured: CUDA would end the
+    capture with an error (github.com/pytorch/pytorch/pull/161037).
+    """
+    with COLLECTION:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 class CudaGraph(Generic[Result]):
@@ -59,7 +80,7 @@ class CudaGraph(Generic[Result]):
                 function(*self.inputs)
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: other threads may use the device during the capture.
-        with torch.cuda.graph(self.graph, cache.pool, stream, capture_error_mode="thread_local"):
+        with no_collection(), torch.cuda.graph(self.graph, cache.pool, stream, capture_error_mode="thread_local"):
             self.result = function(*self.inputs)
         outside.wait_stream(stream)
 

@@ -1,5 +1,8 @@
 """Frozen networks compute the same logits as the networks they were made from."""
 
+import gc
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,7 +12,7 @@ from worlds import randomized, seeded
 from adlm.config.schema import Model
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.inference import trunk as frozen_trunk
-from adlm.inference.frozen import FrozenNetwork
+from adlm.inference.frozen import FrozenNetwork, GraphCache, no_collection
 from adlm.inference.fused_ops import (
     Norm,
     add_norm_,
@@ -205,6 +208,42 @@ def test_reading_past_the_end_of_a_cache_is_an_error():
     frozen.read(ids(), cache)
     with pytest.raises(ValueError, match="7 positions, 7 are filled"):
         frozen.read(ids()[:, :1], cache)
+
+
+def test_threads_that_need_no_collection_wait_for_each_other():
+    states = []
+
+    def capture():
+        with no_collection():
+            states.append(gc.isenabled())
+            time.sleep(0.01)
+            states.append(gc.isenabled())
+
+    threads = [threading.Thread(target=capture) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states == [False] * 8
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError), no_collection():
+        raise RuntimeError
+    assert gc.isenabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_garbage_is_collected_during_a_capture():
+    """Two calls to warm up, then the capture."""
+    states = []
+
+    def negative(x):
+        states.append(gc.isenabled())
+        return -x
+
+    GraphCache(torch.device("cuda")).replay(negative, torch.ones(1, device="cuda"))
+    assert states == [True, True, False]
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu
