@@ -1,8 +1,8 @@
 """A picture of when anchors appear: of the rarest tokens of texts, the share that is revealed, order by order.
 
     for rule in "none" "anchors rates.strength=4" "anchors rates.strength=0.25" "text" "text rates.gradient=next"; do
-      adlm train quickstart/mdlm time.masks=counted anchor.rule=rare anchor.share=0.15 rates.rule=$rule \
-        --out "runs/orders/$rule"
+      adlm train quickstart/mdlm time.masks=counted time.weight=bound anchor.rule=rare anchor.share=0.15 \
+        rates.rule=$rule --out "runs/orders/$rule"
     done
     python experiments/orders/picture.py docs/figures/orders.svg --rated runs/orders
 

@@ -82,7 +82,7 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
     num = sum(one["tokens"]) / len(one["tokens"])
     gaps = [(a - b) / num for a, b in zip(one["nats"], other["nats"], strict=True)]
     chance = ttest_1samp(gaps, 0).pvalue
-    p = "p < 0.001" if chance < 0.001 else f"p = {chance:.2f}"
+    p = "p < 0.001" if chance < 0.001 else f"p = {chance:.3f}" if chance < 0.01 else f"p = {chance:.2f}"
     return f"{statistics.mean(gaps):+.3f} ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.3f} ({p})"
 
 
