@@ -35,7 +35,7 @@ class DenoiserNetwork(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: Head):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
-        if model.bridge_start == "identity" and not anchor_head.weight.is_meta:
+        if model.bridge_start == "identity" and not anchor_head.weight.is_meta:  # torch.eye there imports the compiler
             self.bridge.start_as_identity(anchor_head)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
         tied = model.tie_heads or model.tie_embedding
