@@ -315,6 +315,7 @@ def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_
         "quick-planner",
         "quick-lengths",
         "quick-order",
+        "quick-stale",
         "quick-confirm",
     }
     others |= {"books", "once", "finals", "finals-one", "code", "quick-code"}
