@@ -149,7 +149,11 @@ def test_standard_errors_are_those_of_repeated_measurements(models, normalise):
 
 @pytest.mark.parametrize(
     ("name", "choices", "samples"),
-    [("mdlm", ["dog", "cat"], 6), ("blocks", ["dog", "cat"], 2), ("blocks", ["cat", "cathedral"], 2)],
+    [
+        ("mdlm", ["dog", "cat"], 6),
+        pytest.param("blocks", ["dog", "cat"], 2, marks=pytest.mark.slow),
+        ("blocks", ["cat", "cathedral"], 2),
+    ],
 )
 def test_the_standard_error_of_the_gap_knows_of_shared_masks(models, name, choices, samples):
     """Blocks of two choices share their masks where they are as long, also if one choice has more blocks."""

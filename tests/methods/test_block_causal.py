@@ -143,7 +143,7 @@ def test_a_block_sees_the_text_before_it_and_nothing_after(method_name, masked_k
     assert (network(z)[:, 4] - network(changed)[:, 4]).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize("method_name", mostly_slow(["mdlm", "adlm"], "adlm"))
 @pytest.mark.parametrize("block_length", mostly_slow([1, 2, 3], 2))
 def test_the_bound_is_a_bound_and_the_estimators_have_its_expectation(block_length, method_name):
     method, network = built(tiny(block_length, method=method_name))
@@ -323,7 +323,10 @@ def sampled(method, network, sampling: Sampling, num: int, length: int, seed: in
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    ("block_length", "sampler"), [(1, "ancestral"), (2, "ancestral"), (3, "ancestral"), (2, "entropy")]
+    ("block_length", "sampler"),
+    mostly_slow(
+        [(1, "ancestral"), (2, "ancestral"), (3, "ancestral"), (2, "entropy")], (2, "ancestral"), (2, "entropy")
+    ),
 )
 def test_samples_have_the_distribution_of_the_model(block_length, sampler, cached):
     """With so many steps that tokens come one at a time, ancestral sampling takes all orders, entropy one of them."""
@@ -359,7 +362,9 @@ def entropy_log_probs(method, network, x, block_length):
     return total
 
 
-@pytest.mark.parametrize(("method_name", "anchor_every"), [("mdlm", 1), ("adlm", 1), ("adlm", 2)])
+@pytest.mark.parametrize(
+    ("method_name", "anchor_every"), mostly_slow([("mdlm", 1), ("adlm", 1), ("adlm", 2)], ("mdlm", 1), ("adlm", 2))
+)
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence", "entropy", "threshold", "remdm-conf", "remdm-cap"])
 def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys, method_name, anchor_every):
@@ -459,13 +464,19 @@ def test_draft_and_verify_samples_the_causal_model(block_length, drafts, chain, 
 
 @pytest.mark.parametrize(
     ("method_name", "drafts", "drafter", "chain"),
-    [
-        *(("mdlm", drafts, "denoiser", 0) for drafts in (2, 1, 0)),
-        ("adlm", 2, "denoiser", 0),
+    mostly_slow(
+        [
+            *(("mdlm", drafts, "denoiser", 0) for drafts in (2, 1, 0)),
+            ("adlm", 2, "denoiser", 0),
+            ("adlm", 2, "anchor", 5),
+            ("mdlm", 2, "denoiser", 5),
+            ("adlm", 1, "denoiser", 5),
+        ],
+        ("mdlm", 2, "denoiser", 0),
+        ("mdlm", 0, "denoiser", 0),
         ("adlm", 2, "anchor", 5),
-        ("mdlm", 2, "denoiser", 5),
         ("adlm", 1, "denoiser", 5),
-    ],
+    ),
 )
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -752,7 +763,7 @@ def grid_noise(x: torch.Tensor, every: int):
                 yield q, NoisedBatch(z, t, s, stale=read)
 
 
-@pytest.mark.parametrize("bridge", ["logits", "hidden-plus-input", "none"])
+@pytest.mark.parametrize("bridge", mostly_slow(["logits", "hidden-plus-input", "none"], "logits"))
 @pytest.mark.parametrize("every", [2, 3])
 def test_the_bound_of_stale_anchors_is_a_bound_on_their_sampler(every, bridge):
     method, network = stale(3, every, bridge=bridge)
@@ -795,7 +806,8 @@ def test_anchors_that_are_not_stale_are_those_of_today():
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    ("block_length", "every", "sampler"), [(3, 2, "ancestral"), (2, 3, "ancestral"), (3, 2, "left-to-right")]
+    ("block_length", "every", "sampler"),
+    mostly_slow([(3, 2, "ancestral"), (2, 3, "ancestral"), (3, 2, "left-to-right")], (3, 2, "ancestral")),
 )
 def test_samples_with_stale_anchors_have_their_distribution(block_length, every, sampler, cached):
     method, network = stale(block_length, every)

@@ -247,7 +247,7 @@ def test_a_hole_of_unknown_length_has_the_distribution_of_the_rearranged_row(sam
     assert chi_square < 104 + 5 * math.sqrt(2 * 104)
 
 
-@pytest.mark.parametrize("sampler", mostly_slow([*SAMPLERS, "remdm-conf"], "speculative", "remdm-conf"))
+@pytest.mark.parametrize("sampler", mostly_slow([*SAMPLERS, "remdm-conf"], "speculative"))
 def test_holes_of_unknown_length_cached_equals_recomputed_and_batched_equals_alone(sampler):
     method, network = model(32)
     canvas = torch.tensor(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import mostly_slow
 from worlds import batch_rng, randomized, seeded
 
 from adlm.config.schema import Config, Model, Schedule, Vocabulary
@@ -60,7 +61,7 @@ def test_without_a_bridge_a_pair_is_one_network_of_all_blocks():
 
 
 @pytest.mark.parametrize("method", ["ar", "a2r", "mdlm", "adlm", "sedd"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", mostly_slow([False, True], True))
 def test_every_method_trains_it_from_scratch(method, tied):
     model = replace(MODEL, tie_embedding=tied, dropout=0.1)
     vocabulary, schedule = Vocabulary(SYMBOLS, SYMBOLS - 1, 0, 0), Schedule(eps=1e-3)

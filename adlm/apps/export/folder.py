@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -45,6 +46,7 @@ REPLACED = {
 }
 
 
+@cache
 def modeling_code() -> str:
     """modeling_adlm.py of every exported folder: generated from adlm's own networks."""
     return bundle(f"adlm.apps.export.{MODELING}", [f"adlm.apps.export.{CONFIGURATION}"], REPLACED)

@@ -211,6 +211,7 @@ def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch
     monkeypatch.setitem(BUILT_IN, "sotu", few)
     monkeypatch.setattr(run, "ROWS", 8)
     monkeypatch.setattr(run, "STEPS", 4)
+    monkeypatch.setattr(run, "PROMPT_TOKENS", 10)
     out = tmp_path / "quick"
     words = [
         "train.steps=4",
@@ -252,6 +253,7 @@ def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch
     assert main([*commands["the bounds"], "--json"]) == 0
     bounds = [figure["nats"] for figure in json.loads(capsys.readouterr().out)["figures"]]
     assert bounds == pytest.approx([report["adlm"]["nats"], report["mdlm"]["nats"]], abs=1e-6)
+    monkeypatch.setattr(run, "_box_texts", lambda: BOX)
     assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0, "a second run reuses everything"
     assert json.loads(capsys.readouterr().out)["adlm"]["nats"] == report["adlm"]["nats"]
 

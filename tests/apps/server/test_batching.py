@@ -76,7 +76,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:8]), ids=str)
+@pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:6]), ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(method, block_length, options, tmp_path):
     check_alone_and_among_others(small_model(tmp_path / method, method, length=40, block_length=block_length), options)
 

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'ad
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 openai = pytest.importorskip("openai", reason="openai is not installed; pip install 'adlm[dev]'")
 
-from running_server import PATIENCE, connected, get, metrics, running, wait_until  # noqa: E402
+from running_server import NO_TLS, PATIENCE, connected, get, metrics, running, wait_until  # noqa: E402
 
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 from adlm.apps.server.completion import Choice, Limits  # noqa: E402
@@ -64,6 +64,7 @@ def post(address, body, **headers):
         content=content,
         headers={"content-type": "application/json"} | headers,
         timeout=PATIENCE,
+        verify=NO_TLS,
     )
 
 
@@ -306,7 +307,7 @@ def test_a_wrong_request_is_refused_with_one_clear_message(address, body, status
 def test_a_body_without_announced_length_is_limited_too(address):
     sent = (b"x" * 1000 for _ in range(50))
     try:
-        status = httpx.post(f"{address}/v1/completions", content=sent, timeout=PATIENCE).status_code
+        status = httpx.post(f"{address}/v1/completions", content=sent, timeout=PATIENCE, verify=NO_TLS).status_code
     except httpx.WriteError:  # refused before all of it was sent
         return
     assert status == 413

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 
-from running_server import PATIENCE, running  # noqa: E402
+from running_server import NO_TLS, PATIENCE, running  # noqa: E402
 
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 
@@ -20,7 +20,8 @@ def address(models):
 
 def post(url, body):
     content = body if isinstance(body, bytes) else json.dumps(body)  # httpx's own JSON cannot have surrogates
-    return httpx.post(url, content=content, headers={"content-type": "application/json"}, timeout=PATIENCE)
+    headers = {"content-type": "application/json"}
+    return httpx.post(url, content=content, headers=headers, timeout=PATIENCE, verify=NO_TLS)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +125,5 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(address, monk
     monkeypatch.setattr("adlm.apps.server.studio.token_row", fail)
     hole = {"completions": "", "bound": "", "trace": "[MASK]"}
     for path, name in (("completions", "prompt"), ("completions", "suffix"), ("trace", "text"), ("bound", "text")):
-        answer = httpx.post(f"{address}/v1/{path}", json={"model": "adlm", name: hole[path] + "a" * 200_000})
+        answer = post(f"{address}/v1/{path}", {"model": "adlm", name: hole[path] + "a" * 200_000})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
