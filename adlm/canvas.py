@@ -183,6 +183,11 @@ def least_tokens(hole: re.Match[str]) -> int:
     return min(int(least), MAX_HOLE + 1) if least and len(least) < 10 else 0
 
 
+def has_constrained_hole(text: str) -> bool:
+    """Whether holes must satisfy something by themselves: those of one name have the same text, some a least length."""
+    return any(hole_name(mark) or least_tokens(mark) for mark in HOLE.finditer(text))
+
+
 def num_masks(text: str) -> int:
     """Number of masks in the holes of a text, counted without encoding it; `[MASK*]` has at least one."""
     return sum(_num_masks(hole) for hole in HOLE.finditer(text))

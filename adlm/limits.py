@@ -5,7 +5,6 @@ the largest tensors that must exist at the same time. A request that passes may 
 """
 
 import os
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,26 +20,10 @@ ID_BYTES = 8
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def num_parameters_of(config: Config) -> int:
-    """Number of parameters of a config's network, extrapolated from networks of 1 and 2 blocks."""
-    model = config.model
-    denoiser_blocks = min(1, model.num_denoiser_blocks)
-
-    def count(blocks: int, denoiser_blocks: int) -> int:
-        small = replace(model, blocks=blocks, denoiser_blocks=denoiser_blocks)
-        return num_parameters(on_meta(method_of(replace(config, model=small)).build))
-
-    smallest = count(1, denoiser_blocks)
-    total = smallest + (model.blocks - 1) * (count(2, denoiser_blocks) - smallest)
-    if model.num_denoiser_blocks > 1:
-        total += (model.num_denoiser_blocks - 1) * (count(1, 2) - smallest)
-    return total
-
-
 def check_network(config: Config, device: torch.device, shard: int = 1) -> int:
     """Bytes of a network's weights; a user error if they cannot fit, divided by `shard`."""
     model, size = config.model, 8 if config.train.precision == "float64" else 4
-    weights = num_parameters_of(config) * size
+    weights = num_parameters(on_meta(method_of(config).build)) * size
     _check_fits(
         weights // shard,
         device,

@@ -749,6 +749,14 @@ TABLES: dict[str, Callable[[], str]] = {
         {"asymmetric-mdlm": "MDLM 12", "asymmetric-10+2-gamma-0-every-4": "10 + 2, gamma 0, k = 4"},
         with_p=True,
     ),
+    "quick-stale": lambda: compared(
+        titled(
+            "quick-stale-mdlm quick-stale-mdlm-2 quick-stale-2+1 quick-stale-2+1-every-4 "
+            "quick-stale-2+1-gamma-0-every-4"
+        ),
+        {"quick-stale-mdlm": "MDLM", "quick-stale-2+1-gamma-0-every-4": "gamma 0, k = 4"},
+        with_p=True,
+    ),
     "asymmetric-texts": lambda: judged_texts(
         ("asymmetric-mdlm", "remdm-loop", 64),
         ("asymmetric-mdlm", "remdm-loop", 32),

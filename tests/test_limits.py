@@ -12,8 +12,7 @@ from adlm.config.load import resolve
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.models.transformer import num_parameters, on_meta
-from adlm.registry import METHODS
+from adlm.models.transformer import num_parameters
 
 CPU = torch.device("cpu")
 
@@ -35,12 +34,9 @@ def eight_gigabytes(monkeypatch):
     monkeypatch.setattr(limits, "memory_of", lambda device: 8 * 10**9)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("denoiser_blocks", [None, 0, 1, 2, 5])
-def test_the_number_of_parameters_is_known_without_building_the_network(method, denoiser_blocks):
-    for blocks in (1, 2, 5):
-        config = config_of(method, blocks=blocks, denoiser_blocks=denoiser_blocks, bridge="hidden")
-        assert limits.num_parameters_of(config) == num_parameters(on_meta(method_of(config).build))
+def test_a_network_with_a_second_anchor_head_is_counted():
+    config = config_of("adlm", blocks=2, second_anchor_head=1)
+    assert limits.check_network(config, CPU) == 4 * num_parameters(method_of(config).build())
 
 
 @pytest.mark.parametrize(

@@ -53,18 +53,6 @@ def log_scores(logits: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
     return (logits + scale[..., None]).scatter(-1, z[..., None], 0.0)
 
 
-def scores_to_beliefs(scores: Tensor, mask_id: int) -> Tensor:
-    """Beliefs (N, V) from the scores (N, V) of masked tokens: normalised, without mass on the mask."""
-    clean = scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 0.0)
-    return clean / clean.sum(dim=-1, keepdim=True)
-
-
-def beliefs_to_scores(beliefs: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
-    """The scores (N, V) of masked tokens that correspond to beliefs (N, V); 1 at the mask itself."""
-    scores = beliefs / torch.expm1(sigma)[..., None]
-    return scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 1.0)
-
-
 def score_entropy(log_score_sum: Tensor, log_score_right: Tensor, sigma: Tensor) -> Tensor:
     """sum_v s_v - r log s_x + r (log r - 1), r = 1 / expm1(sigma): the loss of scores s at a masked token.  [SEDD]
 

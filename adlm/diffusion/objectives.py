@@ -14,7 +14,6 @@ from torch import Tensor
 
 from adlm.diffusion.masking import remasking_ceiling, reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
-from adlm.errors import UserError
 
 
 def continuous_weight(schedule: NoiseSchedule, t: Tensor) -> Tensor:
@@ -84,8 +83,6 @@ def anchor_mask(x: Tensor, tau: int, num_symbols: int, pad: Tensor | None = None
 
     Counted on the device in one pass, (B, V) integers. Padding (True in `pad`) is neither counted nor an anchor.
     """
-    if tau < 0:
-        raise UserError(f"anchor.tau {tau} must be at least 0: a token cannot occur fewer times than that")
     present = torch.ones_like(x) if pad is None else (~pad).to(x.dtype)
     counts = torch.zeros(x.shape[0], num_symbols, dtype=x.dtype, device=x.device).scatter_add(1, x, present)
     rare = counts.gather(1, x) <= tau

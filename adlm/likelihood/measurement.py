@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm import distributed
+from adlm.data.rows.packing import Rows
 from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, reporting_os_errors
@@ -38,38 +39,13 @@ MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repea
 TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
 
 
-class TextRows(Protocol):
-    """Rows of equal length, and the document of each token."""
-
-    @property
-    def length(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """ids (n, L) and pad (n, L), or None without padding."""
-        ...
-
-    def given(self, rows: Any) -> NDArray[np.bool_] | None:
-        """(n, L), True at ids that are not measured, such as prompts; None if all are."""
-        ...
-
-    def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-        """(n, L), True at the tokens of the text, False at padding and at the bos and eos of the rows."""
-        ...
-
-    def documents(self, rows: Any) -> NDArray[np.int64]:
-        """(n, L), the index of each token's document, the sampling unit of the error over documents."""
-        ...
-
-
-def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
+def chosen_rows(rows: Rows, max_tokens: int | None) -> NDArray[np.int64]:
     """The rows to measure: all, or evenly spaced ones with about `max_tokens` tokens."""
     num = len(rows) if max_tokens is None else min(len(rows), max(1, max_tokens // rows.length))
     return np.arange(num, dtype=np.int64) * len(rows) // num
 
 
-def _repeats(settings: PerplexitySettings, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
+def _repeats(settings: PerplexitySettings, method: Method, rows: Rows, chosen: NDArray[np.int64]) -> int:
     """How often each row is scored in a replicate: a short text is scored at many noise levels."""
     if settings.is_exact(method):
         return 1
@@ -85,7 +61,7 @@ def _repeats(settings: PerplexitySettings, method: Method, rows: TextRows, chose
 def measure_nats(
     method: Method,
     network: Any,
-    rows: TextRows,
+    rows: Rows,
     settings: PerplexitySettings,
     journal: Path | None = None,
     report_progress: Callable[[float, int], None] = lambda done, total: None,

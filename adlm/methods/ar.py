@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.config.schema import Config, Sampling
+from adlm.config.schema import Sampling
 from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
@@ -32,7 +32,7 @@ from adlm.methods.inputs import (
     vocabulary_of,
     with_first_token,
 )
-from adlm.methods.method import Loss
+from adlm.methods.method import Loss, Method
 from adlm.models.transformer import Transformer
 from adlm.sampling.constrained import NextTokens
 from adlm.sampling.frame import Ending, Frame, Row
@@ -50,24 +50,17 @@ from adlm.sampling.shaping import DrawnTokens
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Method):
     """A network that predicts each token from those before it. Subclasses define `build` and `loss`.
 
     Networks are typed Any: each subclass takes the network that its own `build` makes.
     """
 
-    config: Config
     exact: ClassVar[bool] = True
     causal: ClassVar[bool] = True
     cached: ClassVar[bool] = True
-    anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
-    constrained: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
-    auto_class: ClassVar[str | None] = None
-
-    def build(self) -> nn.Module:
-        raise NotImplementedError
 
     def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
         """(B, L), True at every token of the text except the first and `given` ones; padding comes after the text."""
@@ -76,17 +69,6 @@ class Causal:
         counted = not_pad(x, pad).clone()
         counted[:, 0] = False
         return counted if given is None else counted & ~given
-
-    def loss(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-        given: Tensor | None = None,
-    ) -> Loss:
-        raise NotImplementedError
 
     @torch.no_grad()
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:

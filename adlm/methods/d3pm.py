@@ -112,12 +112,9 @@ class D3pm(MaskedDiffusion):
         run = self.sampling_run(network, canvas, sampling, rng, pad)
         steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 
-        def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
-            return subs(logits(z, alpha), z, mask_id)
-
         def one_step(z: Tensor, step: int) -> Tensor:
             alpha_s, alpha_t = steps.alpha_s[step], steps.alpha_t[step]
             log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
             return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling, pad), alpha_s, alpha_t, mask_id)
 
-        return sample_reference(run, one_step, beliefs)
+        return sample_reference(run, one_step, lambda z, alpha: subs(logits(z, alpha), z, mask_id))

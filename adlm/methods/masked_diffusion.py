@@ -9,12 +9,12 @@ Shapes: B sequences, L tokens, N positions, V symbols. `pad` is True at padding.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import Config, Sampling
+from adlm.config.schema import Sampling
 from adlm.constraints.holes import ConstrainedHole
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import clean_log_beliefs, subs
@@ -25,7 +25,7 @@ from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importan
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
-from adlm.methods.method import Loss
+from adlm.methods.method import Loss, Method
 from adlm.models.heads import Planner, Scored
 from adlm.models.transformer import NO_OPTIONS, LastCall, ScoreOptions, Transformer
 from adlm.registry import SCHEDULES
@@ -84,21 +84,11 @@ class BoundNoise:
 
 
 @dataclass(frozen=True)
-class MaskedDiffusion:
+class MaskedDiffusion(Method):
     """One bidirectional network that restores masked tokens. Subclasses define `loss_at`.
 
     Networks are typed Any: each subclass takes the network that its own `build` makes.
     """
-
-    config: Config
-    exact: ClassVar[bool] = False
-    causal: ClassVar[bool] = False
-    cached: ClassVar[bool] = False
-    anchored: ClassVar[bool] = False
-    any_order: ClassVar[bool] = True
-    samplers: ClassVar[Sequence[str] | None] = None
-    auto_class: ClassVar[str | None] = None
-    constrained: ClassVar[bool] = True
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)

@@ -7,7 +7,7 @@ The network is typed Any: each method takes the network that its own `build` mak
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -40,62 +40,39 @@ class Loss:
         return self.total / self.num_tokens
 
 
-class Method(Protocol):
+@dataclass(frozen=True)
+class Method:
     """How a network is built, trained, evaluated and sampled from. Constructed from a validated Config."""
 
-    @property
-    def config(self) -> Config: ...
+    config: Config
 
-    @property
-    def exact(self) -> bool:
-        """Whether `bound` is -log p(x) itself, computed without random numbers."""
-        ...
-
-    @property
-    def causal(self) -> bool:
-        """Whether the network predicts each token from those before it."""
-        ...
-
-    @property
-    def cached(self) -> bool:
-        """Whether it samples with a KV cache, from a prompt to the end: text before the open block never changes."""
-        ...
-
-    @property
-    def anchored(self) -> bool:
-        """Whether the network has an anchor network."""
-        ...
-
-    @property
-    def any_order(self) -> bool:
-        """Whether the bound is a weighted cross-entropy of beliefs at masks, which any-order estimation needs."""
-        ...
-
-    @property
-    def samplers(self) -> Sequence[str] | None:
-        """The names of the samplers that work with it; None if all do."""
-        ...
-
-    @property
-    def auto_class(self) -> str | None:
-        """The auto class of `transformers` that loads its exported models; None if they cannot be exported."""
-        ...
-
-    @property
-    def constrained(self) -> bool:
-        """Whether `generate` fills `holes` as their constraints demand; otherwise it is given none."""
-        ...
+    exact: ClassVar[bool] = False
+    """Whether `bound` is -log p(x) itself, computed without random numbers."""
+    causal: ClassVar[bool] = False
+    """Whether the network predicts each token from those before it."""
+    cached: ClassVar[bool] = False
+    """Whether it samples with a KV cache, from a prompt to the end: text before the open block never changes."""
+    anchored: ClassVar[bool] = False
+    """Whether the network has an anchor network."""
+    any_order: ClassVar[bool] = True
+    """Whether the bound is a weighted cross-entropy of beliefs at masks, which any-order estimation needs."""
+    samplers: ClassVar[Sequence[str] | None] = None
+    """The names of the samplers that work with it; None if all do."""
+    auto_class: ClassVar[str | None] = None
+    """The auto class of `transformers` that loads its exported models; None if they cannot be exported."""
+    constrained: ClassVar[bool] = True
+    """Whether `generate` fills `holes` as their constraints demand; otherwise it is given none."""
 
     def build(self) -> nn.Module:
         """A newly initialised network; its weights come from torch's default generator."""
-        ...
+        raise NotImplementedError
 
     def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
         """(B, L), True at the tokens whose nats count: all of the text, or all but the first for causal methods.
 
         Tokens where `given` (B, L) is True, such as prompts, are never masked and never predicted.
         """
-        ...
+        raise NotImplementedError
 
     def loss(
         self,
@@ -107,7 +84,7 @@ class Method(Protocol):
         given: Tensor | None = None,
     ) -> Loss:
         """The training objective on clean ids x (B, L), after a share `progress` of training."""
-        ...
+        raise NotImplementedError
 
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x).
@@ -115,7 +92,7 @@ class Method(Protocol):
         With `given` tokens it is one on -log p of the others, conditional on these; for methods that write from left
         to right, each token is conditional on those before it.
         """
-        ...
+        raise NotImplementedError
 
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """(B, L, V), in the clean token at each position given noisy ids z; for causal methods, in the token after it.
@@ -123,15 +100,15 @@ class Method(Protocol):
         `alpha` (B,), the share of visible tokens, matters only to time-conditioned networks; without it the share of
         masks in each row is taken for t.
         """
-        ...
+        raise NotImplementedError
 
     def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
         """(B,) for time-conditioned networks, else None: -log alpha if given, else sigma at t = the share of masks."""
-        ...
+        raise NotImplementedError
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         """A user error if the method cannot fill in a valid canvas with these options. Called before `generate`."""
-        ...
+        raise NotImplementedError
 
     def generate(
         self,
@@ -147,4 +124,4 @@ class Method(Protocol):
         The network is the trained one or, faster, its FrozenNetwork. `pad` is True after the end of shorter rows.
         `holes` are those of the canvas whose text is constrained.
         """
-        ...
+        raise NotImplementedError

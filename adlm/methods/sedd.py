@@ -92,12 +92,9 @@ class Sedd(MaskedDiffusion):
         run = self.sampling_run(network, canvas, replace(sampling, final="draw"), rng, pad)
         steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 
-        def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
-            return subs(logits(z, alpha), z, mask_id)
-
         def one_step(z: Tensor, step: int) -> Tensor:
             sigma_t, sigma_s = -steps.alpha_t[step].log(), -steps.alpha_s[step].log()
             scores = log_scores(logits(z, steps.alpha_t[step].expand(len(z))).double(), z, sigma_t.to(z.device))
             return score_step(z, scores, sigma_s.to(z.device), sigma_t.to(z.device), mask_id)
 
-        return sample_reference(run, one_step, beliefs)
+        return sample_reference(run, one_step, lambda z, alpha: subs(logits(z, alpha), z, mask_id))

@@ -12,7 +12,7 @@ Shapes: B sequences, L tokens, N masked positions, V symbols. Positions are flat
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,14 +120,6 @@ def sample_ordered(
         yield frame
 
 
-class RatedOutput(DenoiserOutput, Protocol):
-    """The output of a network that predicts rates."""
-
-    def log_rates(self, positions: Tensor) -> Tensor:
-        """(N,), at masked positions (N,)."""
-        ...
-
-
 def sample_by_rates(run: SamplingRun) -> Iterator[Frame]:
     """One Frame per step, in the order of a network that predicts it. Masks are spread over steps as in other orders.
 
@@ -141,7 +133,7 @@ def sample_by_rates(run: SamplingRun) -> Iterator[Frame]:
     num_steps = num_masks.clamp(max=run.sampling.steps)
     for step in range(int(num_steps.max())):
         masked = frame.ids == mask_id
-        output = cast(RatedOutput, run.denoiser(NoisyRows(frame.ids, pad=run.pad)))
+        output: Any = run.denoiser(NoisyRows(frame.ids, pad=run.pad))
         log_rates = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
         log_rates[masked] = output.log_rates(masked.flatten().nonzero()[:, 0]).double()
         order = order_by_clocks(log_rates, run.rng.at_positions(masked)).masked_fill(~masked, -torch.inf)

@@ -34,6 +34,7 @@ from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
 from adlm.files import METRICS_LIMIT, read_bytes, reporting_os_errors, scan_metrics, write_file
 from adlm.files import read_metrics as read_metrics
+from adlm.likelihood.standard_errors import perplexity_of
 from adlm.methods.adlm import Anchored
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion
@@ -110,9 +111,13 @@ TIMING_METRICS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
 class MessageSink(Protocol):
     """Takes metrics lines and messages."""
 
-    def info(self, message: str) -> None: ...
+    def info(self, message: str) -> None:
+        """A message of one line."""
+        ...
 
-    def write(self, line: MetricsLine) -> None: ...
+    def write(self, line: MetricsLine) -> None:
+        """The metrics of a logged step."""
+        ...
 
     def close(self) -> None: ...
 
@@ -277,16 +282,12 @@ def metrics_line(
         line |= {
             "valid_nats": measured.nats,
             "valid_stderr": measured.stderr,
-            "valid_perplexity": perplexity(measured.nats),
+            "valid_perplexity": perplexity_of(measured.nats),
             "valid_tokens": measured.tokens,
         }
         if measured.accuracy is not None:
             line["valid_accuracy"] = measured.accuracy
     return {**line, **timings}
-
-
-def perplexity(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf
 
 
 def flops_per_token(method: Method, network: nn.Module, device: torch.device) -> float | None:

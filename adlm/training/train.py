@@ -26,8 +26,8 @@ from adlm.training import run_checkpoints, run_folder
 from adlm.training.build import check_precision
 from adlm.training.metrics import (
     Counters,
+    MessageSink,
     Metrics,
-    MetricsLine,
     PendingReport,
     ThroughputMeter,
     ValidationResult,
@@ -70,24 +70,14 @@ class RunStart:
     """Whether the validation loss is exact rather than an upper bound."""
 
 
-class Reporter(Protocol):
+class Reporter(MessageSink, Protocol):
     """Receives the progress of a run."""
-
-    def info(self, message: str) -> None:
-        """A message of one line."""
-        ...
 
     def start(self, start: RunStart) -> None: ...
 
     def step(self, step: int) -> None:
         """`step` steps are done."""
         ...
-
-    def write(self, line: MetricsLine) -> None:
-        """The metrics of a logged step."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 
 from adlm.cli.main import main
 from adlm.config.load import resolve
-from adlm.limits import num_parameters_of
+from adlm.methods import method_of
+from adlm.models.transformer import num_parameters, on_meta
 from adlm.tokens import with_vocabulary
 
 
@@ -91,7 +92,7 @@ def test_a_model_of_7b_is_planned_in_seconds_with_little_memory(capsys):
     assert found["fits"]
     assert 6.5e9 < found["parameters"] < 7.5e9
     config = with_vocabulary(resolve(["owt/mdlm", "model=7b"]))
-    assert found["parameters"] == num_parameters_of(config)
+    assert found["parameters"] == num_parameters(on_meta(method_of(config).build))
 
 
 def test_memory_falls_with_sharding_and_recomputation_and_grows_with_the_micro_batch(capsys):

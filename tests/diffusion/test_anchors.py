@@ -1,12 +1,10 @@
 """The anchor mask."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.diffusion.objectives import anchor_mask
-from adlm.errors import UserError
 
 rows = st.integers(1, 12).flatmap(
     lambda n: st.lists(st.lists(st.integers(0, 5), min_size=n, max_size=n), min_size=1, max_size=3)
@@ -27,8 +25,3 @@ def test_padding_is_neither_counted_nor_an_anchor(ids, tau, length):
     assert not found[pad].any()
     if length:
         assert torch.equal(found[:, :length], anchor_mask(x[:, :length], tau, 6))
-
-
-def test_a_negative_tau_is_refused_by_name():
-    with pytest.raises(UserError, match=r"anchor.tau -1 must be at least 0"):
-        anchor_mask(torch.zeros(1, 2, dtype=torch.int64), -1, 2)

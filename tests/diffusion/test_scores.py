@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import World, real, seeded
 
-from adlm.diffusion.beliefs import beliefs_to_scores, log_scores, score_entropy, score_step, scores_to_beliefs
+from adlm.diffusion.beliefs import log_scores, score_entropy, score_step
 from adlm.diffusion.masking import posterior
 from adlm.diffusion.schedules import LogLinear, sigma, sigma_prime
 
@@ -18,6 +18,18 @@ def random_beliefs() -> torch.Tensor:
     guess = torch.rand(3, 5, generator=seeded(), dtype=torch.float64)
     guess[:, MASK] = 0
     return guess / guess.sum(dim=-1, keepdim=True)
+
+
+def scores_to_beliefs(scores: torch.Tensor, mask_id: int) -> torch.Tensor:
+    """Beliefs (N, V) from the scores (N, V) of masked tokens: normalised, without mass on the mask."""
+    clean = scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 0.0)
+    return clean / clean.sum(dim=-1, keepdim=True)
+
+
+def beliefs_to_scores(beliefs: torch.Tensor, noise: torch.Tensor, mask_id: int) -> torch.Tensor:
+    """The scores (N, V) of masked tokens that correspond to beliefs (N, V); 1 at the mask itself."""
+    scores = beliefs / torch.expm1(noise)[..., None]
+    return scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 1.0)
 
 
 def entropy(scores: torch.Tensor, right: int, noise: torch.Tensor) -> torch.Tensor:

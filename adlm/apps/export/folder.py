@@ -27,10 +27,11 @@ from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder, reporting_os_errors, write_file
 from adlm.hub import TOKENIZER_FILES
 from adlm.language_model import NO_TOKENIZER, LanguageModel
+from adlm.likelihood.standard_errors import perplexity_of
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
 from adlm.registry import BRIDGES, METHODS, SCHEDULES, Registry
-from adlm.training.metrics import perplexity, read_metrics
+from adlm.training.metrics import read_metrics
 from adlm.training.run_folder import read_commits
 
 CONFIGURATION, MODELING = "configuration_adlm", "modeling_adlm"
@@ -339,7 +340,7 @@ def _facts(lm: LanguageModel, record: RunRecord) -> Iterator[tuple[str, str]]:
     yield (
         "nats on held-out text",
         f"{'' if lm.method.exact else 'at most '}{nats:.4f}{'' if stderr is None else f' ± {stderr:.2g}'} per token "
-        f"(perplexity {perplexity(nats):.4g}), {int(num or 0):,} tokens, after {validation['step']:,} steps; "
+        f"(perplexity {perplexity_of(nats):.4g}), {int(num or 0):,} tokens, after {validation['step']:,} steps; "
         "± is the standard error over rows",
     )
 

@@ -265,9 +265,9 @@ def _from_samples(path: Path, settings: JudgeSettings, num: int, tokenizer_sha25
 
 
 def _from_texts(path: Path, settings: JudgeSettings, num: int) -> TextCollection:
-    file = TextFile(path, path.name, field=settings.field, boundary="line")
+    file = TextFile(path, path.name, field=settings.field, boundary="line", whole=True)
     try:
-        chosen, num_in_all = _random_subset(_documents(file), num, settings.reference_seed)
+        chosen, num_in_all = _random_subset((chunk.text for chunk in file.chunks()), num, settings.reference_seed)
     except UserError as error:  # name the option of this command
         message = str(error).replace("data.field=...", "--field NAME").replace(REPLACE_HINT, "")
         raise UserError(f"--reference {path}: {message.rstrip()}") from None
@@ -275,15 +275,6 @@ def _from_texts(path: Path, settings: JudgeSettings, num: int) -> TextCollection
         raise UserError(f"--reference {path} holds no text")
     about = {"kind": "texts", "place": str(path), "sha256": file_sha256(path), "field": settings.field}
     return TextCollection(chosen, None, about | _counts(len(chosen), num_in_all, settings.reference_seed))
-
-
-def _documents(file: TextFile) -> Iterable[str]:
-    parts: list[str] = []
-    for text, ends in file.chunks():
-        parts.append(text)
-        if ends:
-            yield "".join(parts)
-            parts = []
 
 
 def _random_subset(items: Iterable[Any], num: int, seed: int) -> tuple[list[Any], int]:

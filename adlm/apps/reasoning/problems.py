@@ -99,8 +99,9 @@ def forbidden_forms(
 ) -> Forbidden:
     """Forbids the problems of the files, and all problems of the same form.
 
-    `form` is, for example, `content` (the same facts and question in any order; the minimum to keep sets disjoint) or
-    `structure` (the same up to renaming) of `datasets.prosqa`. `readers` are those of the set, by default of JSON.
+    `form` is, for example, `content` of `datasets.prontoqa` (the same facts and question in any order; the minimum to
+    keep sets disjoint) or `structure` of `datasets.prosqa` (the same up to renaming). `readers` are those of the set,
+    by default of JSON.
     """
     forms = set()
     for path in paths:
@@ -157,8 +158,6 @@ def series(
     Problem i depends only on (seed, i): a longer set begins with the shorter one, and ranges can be generated in
     parallel.
     """
-    if num < 0 or start < 0:
-        raise UserError(f"num {num} and start {start} count problems; give 0 or more")
 
     def problem(index: int) -> Problem:
         rng = random.Random(f"{name} {seed} {index}")

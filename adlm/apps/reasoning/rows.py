@@ -92,10 +92,6 @@ class Stage:
     reset_optimizer: bool = False
     """Whether the optimizer starts anew."""
 
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.slots < 0 or self.left_out < ALL_STEPS or self.left_out_tokens < 0:
-            raise UserError(f"{self} is not a stage: epochs must be at least 1, the other numbers at least 0")
-
     def __str__(self) -> str:
         steps = "all steps" if self.left_out == ALL_STEPS else _counted(self.left_out, "step")
         if self.left_out_tokens:

@@ -37,7 +37,7 @@ from adlm.apps.reasoning.rows import (
 from adlm.apps.reasoning.solve import Solver, score
 from adlm.checkpoints.tensor_files import FullTensor
 from adlm.config.schema import Config
-from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
+from adlm.data.rows.loader import Batches, Position, TrainingBatch, shuffle
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import eval_mode
@@ -71,7 +71,7 @@ def with_steps(config: Config) -> Config:
 
 
 @dataclass(frozen=True)
-class ReasoningBatches:
+class ReasoningBatches(Batches):
     """Epoch after epoch in full batches, each epoch shuffled anew; the rest of an epoch is left out.
 
     Of every `GROUP` batches the problems are sorted by length before they are divided, so that the questions of a batch
@@ -84,9 +84,6 @@ class ReasoningBatches:
     stages: Sequence[Stage]
     batch_size: int
     seed: int
-
-    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
-        return prefetch(self._batches(start))
 
     def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         per_epoch = len(self.problems) // self.batch_size

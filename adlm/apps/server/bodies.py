@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
-from adlm.canvas import HOLE, hole_name, least_tokens
+from adlm.canvas import has_constrained_hole
 from adlm.config.options import suggestion
 from adlm.errors import printable
 
@@ -25,18 +25,20 @@ StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
 MAX_PROMPTS, MAX_MESSAGES, MAX_SAMPLES, MAX_HOLES, MAX_COMPARED = 128, 1024, 1024, 64, 64
 
 
-class StreamOptions(BaseModel):
+class Body(BaseModel):
+    """Refuses other fields, and values of another type."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False
     """Accepted and ignored."""
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Body):
     """The fields of every request that samples."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Text = Field(max_length=1000)
     temperature: Number | None = Field(default=None, ge=0)
@@ -46,28 +48,22 @@ class SamplingFields(BaseModel):
     steps: int | None = Field(default=None, ge=1, description="Number of sampling steps (default: the model's).")
 
 
-class NamedSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class NamedSchema(Body):
     json_schema: dict[str, Any] = Field(alias="schema")
     name: Text | None = Field(default=None, max_length=100, description="Ignored.")
     description: Text | None = Field(default=None, description="Ignored.")
     strict: bool | None = Field(default=None, description="Ignored: a schema is always obeyed.")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """OpenAI's form of a constraint."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = Field(default=None, description="With type json_schema.")
 
 
-class TextConstraint(BaseModel):
+class TextConstraint(Body):
     """What a text must satisfy: one of these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     regex: Text | None = Field(default=None, description="A regular expression that matches the whole text.")
     choice: list[Text] | None = Field(default=None, description="The texts that it may be.")
@@ -149,28 +145,19 @@ class CompletionRequest(GenerationFields):
     @property
     def is_constrained(self) -> bool:
         """Whether texts must satisfy something: holes of one name have the same text, and some have a least length."""
-        marks = (mark for prompt in self.prompts for mark in HOLE.finditer(prompt))
-        return (
-            self.constraints is not None
-            or super().is_constrained
-            or any(hole_name(m) or least_tokens(m) for m in marks)
-        )
+        return self.constraints is not None or super().is_constrained or any(map(has_constrained_hole, self.prompts))
 
     @property
     def prompts(self) -> list[str]:
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextPart(Body):
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ChatMessage(Body):
     role: Literal["system", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_PROMPTS)]
 
@@ -199,10 +186,8 @@ class TraceRequest(SamplingFields):
     )
 
 
-class BoundRequest(BaseModel):
+class BoundRequest(Body):
     """A text without holes to score."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Text = Field(max_length=1000)
     text: Text = Field(min_length=1)
@@ -212,10 +197,8 @@ class BoundRequest(BaseModel):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
-class ComparisonRequest(BaseModel):
+class ComparisonRequest(Body):
     """Texts for the hole of a text, to be compared."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Text = Field(max_length=1000)
     text: Text = Field(min_length=1, description="A text with one hole, [MASK], of any length.")

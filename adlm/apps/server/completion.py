@@ -15,9 +15,9 @@ from adlm.canvas import (
     Canvas,
     Hole,
     check_holes,
+    has_constrained_hole,
     has_unknown_length,
     hole_name,
-    least_tokens,
     make_canvas,
     num_masks,
 )
@@ -178,7 +178,7 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
 
     def asked() -> dict[str, Any]:
         texts = [_text_with_holes(lm, prompt, request, COMPLETION in constraints) for prompt in request.prompts]
-        is_constrained = bool(constraints) or _are_constrained(texts)
+        is_constrained = bool(constraints) or any(map(has_constrained_hole, texts))
         # holes may become as short as one token; longer ones are chosen to fit
         num_open = sum(has_unknown_length(mark) for text in texts for mark in HOLE.finditer(text))
         if lm.open_id is None and num_open > MAX_OPEN_HOLES:
@@ -219,11 +219,6 @@ def _least_length(lm: LanguageModel, canvas: Canvas, request: CompletionRequest)
         hole = Hole(COMPLETION, masks[0], len(masks), after_space=False, is_open=True, least=request.min_tokens)
         holes.append((row, hole))
     return {"holes": holes, "constraints": {COMPLETION: ANY_TEXT}}
-
-
-def _are_constrained(texts: Sequence[str]) -> bool:
-    """Whether holes of texts must satisfy something by themselves: those of one name have the same text."""
-    return any(hole_name(mark) or least_tokens(mark) for text in texts for mark in HOLE.finditer(text))
 
 
 def _constraints(request: CompletionRequest) -> tuple[str | None, dict[str, Constraint]]:

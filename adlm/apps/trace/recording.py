@@ -273,10 +273,6 @@ def merge(first: TraceStep, second: TraceStep) -> TraceStep:
     )
 
 
-def _open_positions(frame: Frame, row: int) -> tuple[int, ...]:
-    return () if frame.open is None else _true_positions(frame.open[row])
-
-
 def _true_positions(flags: Tensor) -> tuple[int, ...]:
     return tuple(flags.nonzero().flatten().tolist())
 
@@ -423,6 +419,22 @@ class StepRecorder:
             step = replace(step, t=left)
         return step
 
+    def trace(self, info: TraceInfo, frame: Frame, steps: tuple[TraceStep, ...], special_tokens: bool = False) -> Trace:
+        """The trace of steps so far, whose first one is of this frame."""
+        return Trace(
+            info=info,
+            method=self._lm.config.method,
+            row=self._row,
+            frames=self.num_frames,
+            mask_id=self._lm.mask_id,
+            tokenizer=self._lm.tokenizer,
+            canvas=tuple(frame.ids[self._row].tolist()),
+            steps=steps,
+            special_tokens=special_tokens,
+            open=() if frame.open is None else _true_positions(frame.open[self._row]),
+            holes=self.holes,
+        )
+
 
 class TraceRecorder:
     """Records frames as they pass through `record` unchanged; `trace` is the trace of the frames so far.
@@ -439,7 +451,7 @@ class TraceRecorder:
         special_tokens: bool = False,
         holes: Sequence[ConstrainedHole] = (),
     ):
-        self._lm, self._info, self._row, self._special_tokens = lm, info, row, special_tokens
+        self._info, self._special_tokens = info, special_tokens
         self._first: tuple[Frame, TraceStep] | None = None
         self._thinning, self._recorder = StepThinning(limit), StepRecorder(lm, row, holes)
 
@@ -457,19 +469,7 @@ class TraceRecorder:
         if self._first is None:
             raise UserError("the trace is empty: no frame has been recorded")
         frame, canvas = self._first
-        return Trace(
-            info=self._info,
-            method=self._lm.config.method,
-            row=self._row,
-            frames=self._recorder.num_frames,
-            mask_id=self._lm.mask_id,
-            tokenizer=self._lm.tokenizer,
-            canvas=tuple(frame.ids[self._row].tolist()),
-            steps=(canvas, *self._thinning.steps),
-            special_tokens=self._special_tokens,
-            open=_open_positions(frame, self._row),
-            holes=self._recorder.holes,
-        )
+        return self._recorder.trace(self._info, frame, (canvas, *self._thinning.steps), self._special_tokens)
 
 
 def record_trace(
@@ -490,31 +490,19 @@ def trace_events(
     lm: LanguageModel,
     frames: Iterable[Frame],
     info: TraceInfo,
-    row: int = 0,
     holes: Sequence[ConstrainedHole] = (),
 ) -> Iterator[dict[str, Any]]:
-    """The trace in JSON while it is sampled: its fields without steps and text, then every step, then the end.
+    """The trace of one row in JSON while it is sampled: its fields without steps and text, every step, then the end.
 
     Each has one key, `begin`, `step` or `end`; a step brings the `tokens` and `bytes` that are new in it. Together they
     are the trace of `record_trace` with all its steps, however many there are.
     """
-    recorder, known, trace = StepRecorder(lm, row, holes), set[int](), None
+    recorder, known, trace = StepRecorder(lm, 0, holes), set[int](), None
     for frame in frames:
         step = recorder.step(frame)
         if step is None:
             continue
-        trace = Trace(
-            info,
-            lm.config.method,
-            row,
-            recorder.num_frames,
-            lm.mask_id,
-            lm.tokenizer,
-            tuple(frame.ids[row].tolist()),
-            (step,),
-            open=_open_positions(frame, row),
-            holes=recorder.holes,
-        )
+        trace = recorder.trace(info, frame, (step,))
         new = {index: data for index, data in trace.pieces.items() if index not in known}
         known.update(new)
         if step.changes == 0:

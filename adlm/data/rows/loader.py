@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,16 +67,20 @@ class TrainingBatch(NamedTuple):
     """(B, L), True at labelled ids; None if they are not read."""
 
 
-class Batches(Protocol):
+class Batches:
     """A source of training batches: prepared rows or a stream."""
 
     def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         """An endless iterator of the batches from `start` on."""
-        ...
+        return prefetch(self._batches(start))
+
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
+        """The batches, each computed when it is requested."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Loader:
+class Loader(Batches):
     """Batches of prepared rows."""
 
     rows: Rows
@@ -96,11 +100,7 @@ class Loader:
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
 
-    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
-        return prefetch(self._batches(start))
-
     def _batches(self, start: Position) -> Iterator[TrainingBatch]:
-        """The batches, each computed when it is requested."""
         first, share = start.epoch * len(self.rows) + start.row, self.batch_size // self.num_ranks
         while True:
             rows = self.read(first + self.rank * share + np.arange(share))
@@ -141,7 +141,7 @@ class ReadRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Batches):
     """Batches of several texts, each with its share of the rows of every batch.
 
     Of B rows, a text with share w has w B, rounded up or down; over n batches it has w B n, up to a few rows. Each text
@@ -155,11 +155,7 @@ class Mixture:
     seed: int = 0
     """Of the order of the rows in a batch."""
 
-    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
-        return prefetch(self._batches(start))
-
     def _batches(self, start: Position) -> Iterator[TrainingBatch]:
-        """The batches, each computed when it is requested."""
         loader = self.loaders[0]
         size, share = loader.batch_size, loader.batch_size // loader.num_ranks
         number = start.row // size
@@ -204,7 +200,7 @@ def join_rows(parts: Sequence[tuple[NDArray[np.bool_], ReadRows]]) -> ReadRows:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(Batches):
     """Batches of the documents of one split of a source."""
 
     source: Source
@@ -220,9 +216,6 @@ class Stream:
         text_width(self.tokenizer.vocabulary, self.length)
         if self.source.packing not in ("packed", "padded"):
             raise UserError(f"data.packing {self.source.packing} needs prepared shards; stream by packed or padded")
-
-    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
-        return prefetch(self._batches(start))
 
     def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         rows = self._padded(start) if self.source.packing == "padded" else self._packed(start)

@@ -72,7 +72,7 @@ def test_a_missing_file_and_a_binary_file_are_refused(tmp_path):
 def test_a_file_of_another_kind_cannot_be_forbidden(tmp_path):
     write_problems(tmp_path / "p.json", [*generate_prosqa(1, 0), *generate_prontoqa(1, 0)])
     with pytest.raises(UserError, match=r"p\.json, entry 1: "):
-        forbidden_forms([tmp_path / "p.json"], prosqa.content)
+        forbidden_forms([tmp_path / "p.json"], prosqa.structure)
 
 
 def form(*edges, **colours):

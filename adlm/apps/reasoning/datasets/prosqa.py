@@ -1,4 +1,4 @@
-"""ProsQA: choose between two statements by following a path through a graph. Read, solved, checked and generated.
+"""ProsQA: choose between two statements by following a path through a graph. Read and generated.
 
 A question is a list of facts, `Tom is a terpus.` and `Every terpus is a brimpus.`, and a choice, `Is Tom a lempus or
 scrompus?`; exactly one of the two can be reached. The article is always `a`. Generated graphs follow the published
@@ -84,56 +84,14 @@ def distances(facts: Iterable[Fact], start: str) -> dict[str, int]:
     return found
 
 
-def solve(question: str) -> str:
-    """The answer derived from the question: the one option that can be proved of the entity."""
-    puzzle = parse(question)
-    reached = distances(puzzle.facts, puzzle.entity)
-    proved = [option for option in puzzle.options if option in reached]
-    if len(proved) != 1:
-        raise UserError(f"of {' and '.join(puzzle.options)}, {len(proved)} can be proved of {puzzle.entity}, not one")
-    return sentence((puzzle.entity, proved[0]))
-
-
-def proof_error(problem: Problem) -> str | None:
-    """The first error in a problem, or None if its steps prove its answer.
-
-    In a valid proof the answer is the only option that follows, the steps are facts of the question that form a path
-    from the entity to the answer, and no path is shorter.
-    """
-    try:
-        puzzle, answer = parse(problem.question), solve(problem.question)
-        steps = [read_fact(step) for step in problem.steps]
-    except UserError as error:
-        return str(error)
-    if problem.answer != answer:
-        return f"the answer is {answer!r}, not {problem.answer!r}"
-    here = puzzle.entity
-    for x, y in steps:
-        if (x, y) not in puzzle.facts:
-            return f"the step {sentence((x, y))!r} is not a fact of the question"
-        if x != here:
-            return f"the step {sentence((x, y))!r} does not continue from {here}"
-        here = y
-    if answer != sentence((puzzle.entity, here)):
-        return f"the steps end at {here}"
-    shortest = distances(puzzle.facts, puzzle.entity)[here]
-    return None if len(steps) == shortest else f"{len(steps)} steps, where {shortest} are enough"
-
-
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
     """The nodes of the path in order: the name, then the concept of each step (Tom, terpus, brimpus, lempus)."""
     facts = [read_fact(step) for step in problem.steps]
     return tuple(subject for subject, _ in facts[:1]) + tuple(concept for _, concept in facts)
 
 
-def content(problem: Problem) -> str:
-    """A form of the question that ignores the order of its facts and options."""
-    puzzle = parse(problem.question)
-    return " ".join([*map(sentence, sorted(puzzle.facts)), choice(puzzle.entity, sorted(puzzle.options))])
-
-
 def structure(problem: Problem) -> str:
-    """A form of the question that ignores, besides, which names and concepts it uses."""
+    """A form of the question that ignores the order of its facts and options, and which names and concepts it uses."""
     puzzle = parse(problem.question)
     colours = {node: "name" if node[0].isupper() else "concept" for fact in puzzle.facts for node in fact}
     colours[puzzle.entity] = "entity"
@@ -160,22 +118,6 @@ class Shape:
     """A parent at distance d from its only entity has weight 1 + depth_weight * d, which makes chains longer."""
     min_hops: int = 3
     max_hops: int = 6
-
-    def __post_init__(self) -> None:
-        most = 2 + len(CONCEPTS)
-        if not 4 <= self.num_nodes <= most:
-            raise UserError(f"num_nodes {self.num_nodes} is outside 4 to {most}, the most for which there are concepts")
-        if not 1 <= self.min_hops <= self.max_hops:
-            raise UserError(f"min_hops {self.min_hops} and max_hops {self.max_hops} are not 1 <= min_hops <= max_hops")
-        if not 0 < self.mean_parents <= 10 or self.depth_weight < 0:
-            raise UserError(
-                f"mean_parents {self.mean_parents} is not in (0, 10], or depth_weight {self.depth_weight} is below 0"
-            )
-        if self.first_share < 0 or self.second_share < 0 or self.first_share + self.second_share > 1:
-            raise UserError(
-                f"first_share {self.first_share} and second_share {self.second_share} must be at least 0, and their "
-                "sum at most 1"
-            )
 
 
 REAL = Shape()

@@ -214,13 +214,9 @@ def test_answers_are_balanced(made, task):
 
 
 def test_generated_training_sets_are_disjoint_from_the_test_sets(data_folder):
-    """ProsQA under any renaming, ProntoQA by content; by structure most ProntoQA problems, the real ones too, meet."""
+    """ProsQA under any renaming, ProntoQA by content."""
     test = {task: data_folder / task / f"{task}_test.json" for task in STATISTICS}
     renamed = forbidden_forms([test["prosqa"]], prosqa.structure)
     assert not any(problem in renamed for problem in generate_prosqa(1000, 0))
     said = forbidden_forms([test["prontoqa"]], prontoqa.content)
     assert not any(problem in said for problem in generate_prontoqa(1000, 0, forbidden=said))
-    shapes = forbidden_forms([test["prontoqa"]], prontoqa.structure)
-    valid = read_problems(data_folder / "prontoqa" / "prontoqa_valid.json")
-    assert np.mean([problem in shapes for problem in valid]) > 0.5
-    assert np.mean([problem in shapes for problem in generate_prontoqa(1000, 0)]) > 0.5

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from puzzles import WORDINGS, prontoqa_error, solve_prontoqa
 
 from adlm.apps.reasoning.datasets import prontoqa
 from adlm.apps.reasoning.datasets.prontoqa import Fact
@@ -20,10 +21,10 @@ GOOD = Problem(f"{FACTS} True or false: Ada is not shiny.", STEPS, "True")
 
 
 def test_a_provable_claim_is_true_and_its_negation_false():
-    assert prontoqa.solve(GOOD.question) == "True"
-    assert prontoqa.solve(GOOD.question.replace("Ada is not", "Ada is")) == "False"
-    assert prontoqa.proof_error(GOOD) is None
-    assert prontoqa.proof_error(replace(GOOD, question=f"{FACTS} True or false: Ada is shiny.", answer="False")) is None
+    assert solve_prontoqa(GOOD.question) == "True"
+    assert solve_prontoqa(GOOD.question.replace("Ada is not", "Ada is")) == "False"
+    assert prontoqa_error(GOOD) is None
+    assert prontoqa_error(replace(GOOD, question=f"{FACTS} True or false: Ada is shiny.", answer="False")) is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_provable_claim_is_true_and_its_negation_false():
     ],
 )
 def test_every_flaw_is_detected(problem, says):
-    assert says in prontoqa.proof_error(problem)
+    assert says in prontoqa_error(problem)
 
 
 def test_the_anchors_are_the_predicates_of_the_steps():
@@ -63,7 +64,7 @@ def test_the_anchors_are_the_predicates_of_the_steps():
 def shuffled(problem: Problem, rng: random.Random) -> Problem:
     """The same puzzle in another order and other wordings."""
     puzzle = prontoqa.parse(problem.question)
-    facts = [prontoqa.sentence(fact, rng.choice(prontoqa.WORDINGS)) for fact in puzzle.facts]
+    facts = [prontoqa.sentence(fact, rng.choice(WORDINGS)) for fact in puzzle.facts]
     rng.shuffle(facts)
     return replace(problem, question=" ".join([*facts, prontoqa.CLAIM_PREFIX + prontoqa.sentence(puzzle.claim)]))
 
@@ -79,16 +80,7 @@ def test_content_ignores_order_wording_and_negation_of_the_claim_and_nothing_els
         assert prontoqa.content(replace(GOOD, question=GOOD.question.replace(old, new))) != prontoqa.content(GOOD)
 
 
-def test_structure_ignores_the_words_too_but_not_negations():
-    rng = random.Random(0)
-    for old, new in (("round", "loud"), ("lopus", "mopus"), ("Ada", "Bo"), ("shiny", "dark")):
-        other = shuffled(replace(GOOD, question=GOOD.question.replace(old, new)), rng)
-        assert prontoqa.structure(other) == prontoqa.structure(GOOD)
-    for old, new in (("are shiny", "are not shiny"), ("is round", "is not round"), ("Ada is a lopus. ", "")):
-        assert prontoqa.structure(replace(GOOD, question=GOOD.question.replace(old, new))) != prontoqa.structure(GOOD)
-
-
-@pytest.mark.parametrize("wording", prontoqa.WORDINGS)
+@pytest.mark.parametrize("wording", WORDINGS)
 @pytest.mark.parametrize(
     "fact",
     [
@@ -115,6 +107,6 @@ def test_every_real_problem_is_proved(data_folder, split):
     path = data_folder / "prontoqa" / f"prontoqa_{split}.json"
     problems = read_problems(path)
     assert len(problems) == {"valid": 200, "test": 800}[split]
-    assert [prontoqa.proof_error(problem) for problem in problems] == [None] * len(problems)
+    assert [prontoqa_error(problem) for problem in problems] == [None] * len(problems)
     for problem, entry in zip(problems, json.loads(path.read_text()), strict=True):
         assert prontoqa.anchor_labels(problem)[1:] == tuple(entry["chain_concepts"])
