@@ -9,8 +9,8 @@ is by Bayes' rule the posterior of the choice given both sides, if all choices a
 Every filled text is tokenised as a whole, so spaces and merges are those of the text as it is written: in `was [MASK].`
 the choice `great` is the token ` great`. What is given are the tokens that all filled texts and the text before the
 hole begin with. Where a choice merges with the text before it, the tokens of the merge are scored for all choices. p is
-that of these tokens; other spellings of the same text are not added up. There is no eos after the text: p is that of a
-text that begins so.
+that of these tokens; other spellings of the same text are not added up. Networks that read both sides read eos after
+the text, where every row that they were trained on has it; for others p is that of a text that begins so.
 
 Models that read both sides also have the score `infill`, s_c = log p(c | before, after): only the choice is masked, so
 one token has no Monte Carlo error. It is of a hole of as many tokens as c has.
@@ -199,8 +199,9 @@ def _fill(
     given, given_after, *ids = tokenizer.encode_batch([before, after, *filled])
     num_given = _num_common([given, *ids])
     num_after = _num_common([row[::-1] for row in (given_after, *ids)]) if score == "infill" else 0
-    bos = vocabulary_of(method.config).row_boundaries[0]
+    bos, eos = vocabulary_of(method.config).row_boundaries
     is_causal = method.exact or score not in ("bound", "infill")
+    end = [] if is_causal or isinstance(method, BlockCausal) else eos
     if is_causal and not bos and num_given == 0:
         raise UserError(
             f"{option} {text!r:.60} begins with the hole, and this causal model has no bos to predict its first token "
@@ -209,9 +210,10 @@ def _fill(
         )
     first_of: dict[tuple[int, ...], str] = {}
     for choice, row in zip(choices, ids, strict=True):
-        if len(bos) + len(row) > method.config.length:
+        num_read = len(bos) + len(row) + len(end)
+        if num_read > method.config.length:
             raise UserError(
-                f"with choice {choice!r:.60} the text has {len(bos) + len(row)} tokens, and the model reads "
+                f"with choice {choice!r:.60} the text has {num_read} tokens, and the model reads "
                 f"{method.config.length}; shorten {option} {text!r:.60}",
                 option,
             )
@@ -225,7 +227,7 @@ def _fill(
             )
     return FilledTexts(
         tuple(
-            ConditionalRow((*bos, *row[:num_given]), tuple(row[num_given:stop]), tuple(row[stop:]))
+            ConditionalRow((*bos, *row[:num_given]), tuple(row[num_given:stop]), (*row[stop:], *end))
             for row in ids
             for stop in [len(row) - num_after]
         ),
