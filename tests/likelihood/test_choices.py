@@ -124,6 +124,17 @@ def test_infill_is_the_bound_of_the_choice_with_the_text_after_it_visible(models
     assert lm.choose(text, ["dog", "ox"], score="infill") == lm.choose(text, ["dog", "ox"])
 
 
+def test_a_network_that_reads_both_sides_reads_eos_after_the_text(models):
+    """The choice is one token before the full stop, and both are read as the end of a row."""
+    lm, words = models["infilled words"], ["great", "good"]
+    (bos,), (eos,) = lm.config.vocabulary.row_boundaries
+    *before, dot = lm.tokenizer.encode("It was.")
+    canvas = torch.tensor([[bos, *before, lm.mask_id, dot, eos]])
+    log_probs = lm.log_probs(canvas)[0, -3]
+    scores = lm.choose("It was [MASK].", words, score="infill").log_scores
+    assert scores == pytest.approx([float(log_probs[lm.tokenizer.encode(f" {word}")]) for word in words])
+
+
 def test_infill_keeps_a_token_that_merges_with_the_text_after_it(models):
     lm = models["infilled words"]
     whole = lm.choose("The old man [MASK] it", ["said", "sailed"], score="infill")
