@@ -137,8 +137,9 @@ class Progress:
             now = time.monotonic()
             if now - self._printed_at < PROGRESS_INTERVAL:
                 continue
-            since = self._last[1]
-            status = f"{duration(now - since)} in the next one" if now - since > PROGRESS_INTERVAL else self.left
+            done, since = self._last
+            where = "in the next one" if done < self.total else "after the last one"
+            status = f"{duration(now - since)} {where}" if now - since > PROGRESS_INTERVAL else self.left
             self.print(f"{self.label}: {self.count} {self.unit}{f', {status}' if status else ''}")
 
 

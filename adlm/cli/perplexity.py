@@ -15,6 +15,8 @@ from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.load import ADAPTER, BOX, MODEL_NAMES
 from adlm.config.schema import FormatName, PackingName
+from adlm.data.prepare.prepared import is_prepared
+from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
 from adlm.likelihood.settings import MEASURING, ZERO_SHOT, PerplexitySettings
@@ -114,10 +116,10 @@ def _print_results(results: list["PerplexityResult"], differences: list["Differe
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps numbers and never truncates them
     for result in results:
-        has_splits = not Path(result.data).is_file()
+        is_divided = result.data in CORPORA or result.split != "train" or is_prepared(Path(result.data))
         table.add_row(
             Text(result.model),
-            Text(f"{result.data} {result.split}" if has_splits else result.data),
+            Text(f"{result.data} {result.split}" if is_divided else result.data),
             f"{result.nats:.4f} exact" if result.exact else f"<= {result.nats:.4f}",
             f"{result.bits:.4f}",
             "too large" if result.perplexity is None else _format_number(result.perplexity),

@@ -153,7 +153,7 @@ def _text_set(name: str, reader: _Reader, packing: str, folder: Path, report: Re
         raise UserError(message.rstrip()) from None
     prepared, notes = outcome.prepared, (*notes, *outcome.notes)
     if chosen not in prepared.splits:
-        raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
+        raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)} only; leave --split out")
     rows = prepared.rows(chosen, length)
     first_rows = rows.read(range(min(8, len(rows))))[0] if name.startswith("wikitext") else ()
     if any("<unk>" in tokenizer.decode(row.tolist()) for row in first_rows):

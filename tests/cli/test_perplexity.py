@@ -70,10 +70,14 @@ def test_a_file_is_the_same_text_as_its_prepared_form(world, capsys):
     assert abs(by_file["tokens"] - by_folder["tokens"]) < 200
 
 
-def test_a_file_is_printed_without_a_split(world, capsys):
-    assert main(["perplexity", str(world / "adlm"), "--data", str(world / "speech.txt")]) == 0
+@pytest.mark.parametrize("name", ["speech.txt", "speec[g-i].txt"])
+def test_own_text_is_printed_without_a_split(name, world, capsys):
+    words = ["perplexity", str(world / "adlm"), "--data", str(world / name)]
+    assert main(words) == 0
     printed = "".join(capsys.readouterr().out.split())
-    assert f"{world}/speech.txt<=" in printed
+    assert f"{world}/{name}<=" in printed
+    assert main([*words, "--split", "valid"]) == 2
+    assert f"{name} has train only; leave --split out" in capsys.readouterr().err
 
 
 def test_a_result_on_training_text_is_marked(world, tmp_path, capsys):

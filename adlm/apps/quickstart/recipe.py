@@ -30,6 +30,7 @@ from adlm.config.schema import Config
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared
 from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 from adlm.files import check_output, reporting_os_errors, write_file
 from adlm.language_model import LanguageModel, load
@@ -40,6 +41,7 @@ from adlm.likelihood.standard_errors import Estimate, Nats, difference, summariz
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer
 from adlm.training.metrics import read_metrics
+from adlm.training.optimizer import check_warm_up
 from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Reporter, train
 
@@ -70,11 +72,14 @@ def quickstart(
                 f"method={config.method}: the quickstart compares {' and '.join(METHODS)}; train another method with "
                 "`adlm train`"
             )
+        check_warm_up(config.train)
     _check_output_folder(out)
+    data = configs["adlm"].data
+    resolve_source(data, without=(out,))  # a user error if it is not there
+    print_stage("sampling from the models that come with adlm")
     box = _box_texts()
     print_box(box)
-    data = configs["adlm"].data
-    corpus = CORPORA.get(data.name)  # `prepare` reports an unknown name
+    corpus = CORPORA.get(data.name)
     source = data.path or data.hub or (data.name if corpus is None else corpus.title)
     print_stage(f"preparing {source}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared

@@ -325,10 +325,19 @@ def test_a_foreign_model_or_report_is_not_replaced(tmp_path, capsys, monkeypatch
         shutil.rmtree(tmp_path / "quick")
 
 
-def test_an_unknown_corpus_is_a_user_error(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "_box_texts", lambda: BOX)
-    assert main(["quickstart", "data.name=nothing", "--out", str(tmp_path / "out")]) == 2
-    assert "nothing" in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("data.name=nothing", "nothing"),
+        ("data.path=no-such-file.txt", "data.path no-such-file.txt does not exist"),
+        ("train.steps=12", "train.warm_up_steps 60 does not end within train.steps 12"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_sampled(word, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_box_texts", None)
+    assert main(["quickstart", word, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_method_is_a_user_error(tmp_path, capsys, monkeypatch):
