@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from browser import browser, chromium
+from prose import FENCE
 
 from adlm.bases.named import find_named_base
 from adlm.cli.main import COMMANDS, build_parser, main
@@ -71,6 +72,15 @@ def test_the_rows_of_a_table_have_equally_many_cells(page):
     for table in re.findall(r"(?:^\s*\|.*\n)+", text, re.MULTILINE):
         counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines() if row.strip()}
         assert len(counts) == 1, f"{name_of(page)}: {table[:100]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_blank_line_splits_no_table(page):
+    """After a blank line a new table begins, which has a header."""
+    lines = ["", *FENCE.sub("", page.read_text()).splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        if line.lstrip().startswith("|") and not before.strip():
+            assert re.fullmatch(r"\s*\|[-:| ]+\|\s*", after), f"{name_of(page)}: {line[:100]}"
 
 
 def options() -> set[str]:
