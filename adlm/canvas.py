@@ -9,7 +9,7 @@ Shapes: B rows, L tokens.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ LIKE_A_HOLE = re.compile(  # possessive: linear in the length of the text
     r"(?i:\[\s*+mask\s*+(\*?+\s*+-?\d*+\s*+\]|\*\s*+-?\d++|\*\s*+\.\.++(?:\s*+\d++)?+(?:\s*+\])?+))"
     r"|\[\s*+MASK(?![A-Za-z])(\s*+\*?+\s*+-?\d++)?"
 )
+UP_TO_BRACKET = re.compile(r"\[[^\[\]\n]{0,40}\]")
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
 
@@ -103,9 +104,10 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
 
 
 def encode_holes(
-    text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0
+    text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0, constrained: Container[str] = ()
 ) -> tuple[list[int], list[Hole]]:
-    """The ids of `encode_canvas`, and the holes, in order."""
+    """The ids of `encode_canvas`, and the holes, in order. The message for a missing `open_id` is about a hole whose
+    name is not in `constrained`, which does not hold the names of all holes of unknown length."""
     ids: list[int] = []
     found: list[Hole] = []
     start, num_between, marks = 0, 0, list(HOLE.finditer(text))
@@ -116,10 +118,14 @@ def encode_holes(
         ids += known
         num_between += len(known) if start else 0
         num, is_open = _checked_num_masks(mark), has_unknown_length(mark)
-        if is_open and open_id is None:
+        if is_open and open_id is None and hole_name(mark) not in constrained:
+            needed, sized = "a name and a constraint", "[MASK*12]"
+            if name := hole_name(mark):
+                needed = f"a constraint, --constrain '{name}=...' (Python: constraints={{'{name}': ...}})"
+                sized = f"[MASK*12:{name}]"
             raise UserError(
-                f"{mark[0]} is a hole of unknown length, which needs a name and a constraint, or a block-causal model "
-                "trained with train.infill; give its length, such as [MASK*12]",
+                f"{mark[0]} is a hole of unknown length, which needs {needed}, or a block-causal model trained with "
+                f"train.infill, such as smollm2; or give its length, such as {sized}",
                 "texts",
             )
         has_most = mark[1] not in ("", None) or not is_open
@@ -149,8 +155,9 @@ def check_holes(text: str, option: str = "texts") -> None:
         _checked_num_masks(hole, option)
     for found in LIKE_A_HOLE.finditer(text):
         if not HOLE.match(text, found.start()):
+            whole = UP_TO_BRACKET.match(text, found.start()) or found
             raise UserError(
-                f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve, [MASK*12:name] with a "
+                f"{whole[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve, [MASK*12:name] with a "
                 "name of letters, digits and _",
                 option,
             )

@@ -219,7 +219,8 @@ class LanguageModel:
         fill holes of unknown length decide themselves. bos, eos and pad count as tokens, but are removed from the text
         unless `special_tokens` is True.
         """
-        sampling = sampling_with(self.config.sampling, options)
+        arguments = ("num", "length", "seed", "prompt", "suffix", "special_tokens")
+        sampling = sampling_with(self.config.sampling, options, arguments)
         settings = SampleSettings(
             sampling, prompt=prompt, suffix=suffix, length=length, num=num, seed=seed, batch=ROWS_AT_ONCE
         )
@@ -284,7 +285,9 @@ class LanguageModel:
         (docs/constraints.md). Holes of one name are filled with the same tokens.
         """
         texts = check_texts("text", [text] if isinstance(text, str) else text)
-        sampling, num_each = self.sampling(**options), 1 if num is None else num
+        arguments = ("seed", "num", "special_tokens", "constraints")
+        sampling = validate_sampling(sampling_with(self.config.sampling, options, arguments))
+        num_each = 1 if num is None else num
         if not texts:
             return []
         settings = SampleSettings(
@@ -398,13 +401,10 @@ class LanguageModel:
         """The `bos_prefix` of a text, its ids and its holes."""
         open_id, vocabulary = self.open_id, vocabulary_of(self.config)
         bos, _ = vocabulary.row_boundaries
-        if (
-            self.method.causal
-            and vocabulary.eos_id is not None
-            and all(name in constraints for name in open_hole_names(text))
-        ):
+        constrained = constraints if self.method.causal and vocabulary.eos_id is not None else ()
+        if all(name in constrained for name in open_hole_names(text)):
             open_id = self.mask_id  # a constraint ends such a hole by eos
-        ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length)
+        ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length, constrained)
         begins_constrained = bool(holes) and holes[0].start == 0 and holes[0].name in constraints
         return bos if begins_constrained else self.bos_prefix(ids), ids, holes
 

@@ -203,7 +203,7 @@ def test_no_bos_is_added_to_a_text_as_long_as_a_diffusion_model_or_without_bos_i
     ("name", "wrong", "sentence"),
     [
         ("adlm", "no hole", r"the canvas 'no hole' has no masks to fill in"),
-        ("adlm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .*; shorten it, or sample with semi-auto"),
+        ("adlm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .*; shorten it, or use sampling.sampler=s"),
         ("d3pm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .* made for length 24; shorten it$"),
         ("ar", "[MASK]b", r"row 5 of the canvas gives a token after a mask"),
     ],
@@ -227,8 +227,8 @@ def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
     ("call", "sentence"),
     [
         (lambda: LM.fill("no hole at all"), r"'no hole at all' has no masks to fill in; write \[MASK\]"),
-        (lambda: LM.fill("[MASK*25]"), r"canvas is 25 tokens long and the model was made for length 24"),
-        (lambda: LM.complete(torch.full((1, 25), LM.mask_id)), r"made for length 24; shorten it, or sample with semi"),
+        (lambda: LM.fill("[MASK*25]"), r"^the text of the canvas is 25 tokens long and the model was made for "),
+        (lambda: LM.complete(torch.full((1, 25), LM.mask_id)), r"length 24; shorten it, or use sampling.sampler=semi"),
         (lambda: LM.complete(torch.full((1, 5), 999)), r"holds id 999, outside the vocabulary"),
         (lambda: LM.complete([1, 2]), r"must be a torch tensor"),
         (lambda: LM.sample(steps=0), r"sampling.steps 0 must be at least 1"),
@@ -240,6 +240,8 @@ def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
         (lambda: LM.complete([1], sampler="semi-autoregressive"), r"must be a torch tensor"),
         (lambda: LM.perplexity(""), r"the texts hold no tokens"),
         (lambda: LM.sample(sampler="remdm"), r"sampling.sampler 'remdm' is not one of"),
+        (lambda: LM.sample(1, lenght=3), r"there is no sampling option 'lenght'; did you mean 'length'"),
+        (lambda: LM.fill("[MASK]", constraint={}), r"'constraint'; did you mean 'constraints'"),
         (lambda: LM.sample(top_q=0.5), r"there is no sampling option 'top_q'; did you mean 'top_"),
         (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
         (lambda: LM.sample(0), r"num 0 must be at least 1"),

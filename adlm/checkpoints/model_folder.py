@@ -73,7 +73,9 @@ def load_model_folder(folder: Path) -> ModelFolder:
         return load_adapter(folder)
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).exists():
-            raise UserError(f"{folder} has no {name}, so it is not a model folder")
+            parts = sorted(path.parent for path in folder.glob(f"*/{WEIGHTS}"))
+            remedy = f"; it holds some: give one, such as {parts[0]}" if parts else ""
+            raise UserError(f"{folder} has no {name}, so it is not a model folder{remedy}")
     config = load_config(folder / CONFIG)
     tokenizer, template = read_tokenizer(folder, config), folder_template(folder)
     return ModelFolder(config, read_weights(folder / WEIGHTS), tokenizer, chat_template=template)

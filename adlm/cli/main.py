@@ -79,7 +79,6 @@ FIRST_STEPS = """anchored diffusion language models
 adlm --help lists all commands
 """
 MEANT = {
-    "help": "--help",
     "plot": "train --plot",
     "resume": "train --out",
     "fill": "sample --fill",
@@ -228,7 +227,8 @@ def run(argv: Sequence[str]) -> int:
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from adlm.config.options import suggestion
 
-        meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
+        words = [*argv[1:], "--help"] if argv[0] == "help" else [*MEANT.get(argv[0], "").split(), *argv[1:]]
+        meant = f"; try adlm {shlex.join(words)}" if argv[0] in ("help", *MEANT) else ""
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     if argv[0] in COMMANDS and "--json" in argv and {"--help", "-h"} & set(argv):

@@ -45,7 +45,7 @@ def run(request: QuickstartRequest) -> int:
             console.print(Panel.fit(Text(box.pretrained), title="sample", title_align="left", border_style="dim"))
         else:
             print_stage("for text with sense get the base weights of a larger model, smollm2, once: adlm fetch smollm2")
-        print_stage(f"the model in the box, small and trained from nothing")
+        print_stage("the model in the box, small and trained from nothing")
         console.print(Panel.fit(Text(box.sample), title="sample", title_align="left", border_style="dim"))
         console.print(_given_and_infilled(box.canvas, box.infilled))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX, MODEL_NAMES, load_config, model_source
+from adlm.config.options import suggestion
 from adlm.constraints.kinds import parse_constraints
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
@@ -167,7 +168,7 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     if texts:
         raise UserError(
             f"{texts[0]!r} is neither a model folder, such as runs/own, nor a sampling option; "
-            f"a text goes by --prompt {shlex.quote(texts[0])}"
+            f"a text goes by --prompt {shlex.quote(texts[0])}{suggestion(texts[0], MODEL_NAMES)}"
         )
     return model, overrides
 

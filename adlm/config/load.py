@@ -207,7 +207,8 @@ def model_source(path: str | Path) -> Path:
         return source
     absent = "" if exists else ": there is nothing of that name"
     remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
-    raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
+    meant = "" if exists else options.suggestion(str(path), MODEL_NAMES)
+    raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}{meant}")
 
 
 def init_folder(model: str) -> Path | None:
@@ -221,6 +222,7 @@ def init_folder(model: str) -> Path | None:
     raise UserError(
         f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm, nor a pretrained "
         "model: a .gguf file, a folder with config.json, or owner/name on the hub"
+        f"{options.suggestion(model, MODEL_NAMES)}"
     )
 
 

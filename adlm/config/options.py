@@ -74,13 +74,19 @@ def _shorten(text: str) -> str:
     return text if len(text) < 200 else f"{text[:200]}..."
 
 
+SHORT_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size"}
+"""What options are called elsewhere, with their names here."""
+
+
 def unknown_option_error(option: str) -> str | None:
     """The error message for an option that does not exist, with similar names; None if it exists."""
     known = descriptions()
     if option in known or option in sections():
         return None
-    option = _shorten(option)
-    leaf = option.rpartition(".")[2]
+    given = option = _shorten(option)
+    start, dot, leaf = option.rpartition(".")
+    leaf = SHORT_NAMES.get(leaf, leaf)
+    option = f"{start}{dot}{leaf}"
     by_leaf: dict[str, list[str]] = {}
     for name in known:
         by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
@@ -95,7 +101,7 @@ def unknown_option_error(option: str) -> str | None:
         hint = f"{section} has {', '.join(siblings)}"
     else:
         hint = f"there are {', '.join(dict.fromkeys(name.partition('.')[0] for name in known))}"
-    return f"unknown option {option!r}; {hint}"
+    return f"unknown option {given!r}; {hint}"
 
 
 EXPECTED_TYPES = {

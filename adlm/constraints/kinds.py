@@ -4,6 +4,7 @@ A constraint is a frozen, hashable value. Its `expression` (`expressions.py`) is
 match. Independent of tokenizers, NumPy and PyTorch.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -203,6 +204,16 @@ def _checked_texts(what: str, texts: object, limit: int) -> tuple[str, ...]:
 ANY_TEXT = Regex(r"[\s\S]*")
 
 
+FORMS = {
+    "choices": 'choices:["yes","no"]',
+    "json": 'json:{"type": "integer"}',
+    "words": 'words:{"required": ["a"], "forbidden": ["b"]}',
+    "characters": "characters:3..10",
+    "regex": "regex:PATTERN",
+}
+"""How the command line writes the kinds of constraints."""
+
+
 def parse_constraints(words: Sequence[str], option: str) -> dict[str, Constraint]:
     """Constraints by the names of their holes, of words such as NAME=[0-9]+; `option` is what gives them."""
     found: dict[str, Constraint] = {}
@@ -223,9 +234,15 @@ def _parse(word: str, option: str) -> tuple[str, Constraint]:
             'such as name=choices:["yes","no"]',
             option,
         )
-    kind, _, value = rest.partition(":")
+    kind, colon, value = rest.partition(":")
     if kind == "characters":
         return name, _characters(word, value, option)
+    if colon and (meant := _mistyped_kind(kind)):
+        raise UserError(
+            f"{option} {word!r:.60} has no kind of constraint before the colon; did you mean {FORMS[meant]}? A regular "
+            f"expression that begins with {kind}: is written regex:{kind}:...",
+            option,
+        )
     if kind not in ("choices", "json", "words"):
         return name, Regex(value if kind == "regex" else rest)
     content = _json(word, kind, value, option)
@@ -238,6 +255,15 @@ def _parse(word: str, option: str) -> tuple[str, Constraint]:
             f'{option} {word!r:.60} is no words; give NAME=words:{{"required": [...], "forbidden": [...]}}', option
         )
     return name, Words(**content)
+
+
+def _mistyped_kind(word: str) -> str | None:
+    """The kind that a word such as choice or char probably stands for; None for a kind, and for other words."""
+    if word in FORMS or not word.isalpha():
+        return None
+    close = difflib.get_close_matches(word.lower(), FORMS, n=1, cutoff=0.75)  # horse is not words
+    close += [kind for kind in FORMS if len(word) > 3 and kind.startswith(word.lower())]
+    return close[0] if close else None
 
 
 def _characters(word: str, value: str, option: str) -> Characters:
@@ -261,7 +287,7 @@ def _json(word: str, kind: str, value: str, option: str) -> Any:
             raise UserError(f"{option} {word!r:.60}: {error}", option) from None
         where, remedy = f"in the file {value[1:]}", "correct it"
     else:
-        content, where, remedy = value, f"after {kind}", "quote it for the shell"
+        content, where, remedy = value, f"after {kind}", f"write NAME={FORMS[kind]}, in quotes for the shell"
     try:
         return parse_json(content)
     except ValueError:

@@ -29,7 +29,7 @@ from torch import Tensor
 from adlm.constraints.holes import ConstrainedHole
 from adlm.data.rows.holes import RowHole, before_first_hole
 from adlm.errors import UserError
-from adlm.methods.inputs import has_text_after_hole, not_pad
+from adlm.methods.inputs import has_text_after_hole, not_pad, text_of_row
 from adlm.sampling.frame import Ending, Frame, first_frame, last_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.samplers import WriteText
@@ -135,8 +135,8 @@ def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None
         needed = len(ids) + holes[-1].stop - holes[0].start + num_ends + len(holes) - 1
         if needed > length:
             raise UserError(
-                f"row {number} of the canvas takes {needed} tokens, with its holes filled in after it, and the model "
-                f"was made for length {length}; shorten it"
+                f"{text_of_row(canvas, number)} takes {needed} tokens, with its holes filled in after it, and the "
+                f"model was made for length {length}; shorten it"
             )
 
 

@@ -41,6 +41,11 @@ def check_clean(
         )
 
 
+def text_of_row(canvas: Tensor, row: int) -> str:
+    """What messages call the text of a row of the canvas."""
+    return "the text of the canvas" if len(canvas) == 1 else f"row {row} of the canvas"
+
+
 def check_canvas(
     method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, row_by_row: bool = False
 ) -> None:
@@ -79,10 +84,10 @@ def _check_long_canvas(
             raise UserError("rows of unequal lengths cannot share windows; sample long texts of one length at a time")
         return
     row, length = 0 if pad is None else int(pad.sum(dim=1).argmin()), method.config.length
-    remedy = ", or sample with semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
+    remedy = ", or use sampling.sampler=semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
     raise UserError(
-        f"row {row} of the canvas is {canvas.shape[1]} tokens long and the model was made for "
-        f"length {length}; shorten it{remedy}"
+        f"{text_of_row(canvas, row)} is {canvas.shape[1]} tokens long and the model was made for length {length}; "
+        f"shorten it{remedy}"
     )
 
 
@@ -214,8 +219,8 @@ def check_left_to_right(config: Config, canvas: Tensor, sampling: Sampling, pad:
     later = has_text_after_hole(canvas, vocabulary.mask_id, pad)
     if later.any() and config.model.hole_id is None:
         raise UserError(
-            f"row {int(later.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} writes from "
-            "left to right without looking ahead; give the prompt first, or use a model of whole rows, such as box"
+            f"{text_of_row(canvas, int(later.nonzero()[0]))} gives a token after a mask, and {config.method} writes "
+            "from left to right without looking ahead; give the prompt first, or use a model of whole rows, such as box"
         )
     if masked[:, 0].any() and vocabulary.bos_id is None:
         raise UserError(

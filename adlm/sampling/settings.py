@@ -160,12 +160,16 @@ def check_texts(name: str, texts: object) -> Sequence[str]:
     return texts
 
 
-def sampling_with(defaults: Sampling, options: Mapping[str, object]) -> Sampling:
-    """The sampling options with some replaced, not yet validated. A new `sampler` resets `eta` to its default."""
+def sampling_with(defaults: Sampling, options: Mapping[str, object], others: Sequence[str] = ()) -> Sampling:
+    """The sampling options with some replaced, not yet validated. A new `sampler` resets `eta` to its default.
+
+    `others` are further arguments of the call, which the message for an unknown option may suggest.
+    """
     known = [field.name for field in fields(Sampling)]
     for option in options:
         if option not in known:
-            raise UserError(f"there is no sampling option {option!r}{suggestion(option, known)}", f"sampling.{option}")
+            meant = suggestion(option, [*known, *others])
+            raise UserError(f"there is no sampling option {option!r}{meant}", f"sampling.{option}")
     plain: dict[str, Any] = {option: _to_python_scalar(option, value) for option, value in options.items()}
     return replace(replace(defaults, eta=None) if "sampler" in plain else defaults, **plain)
 

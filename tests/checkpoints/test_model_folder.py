@@ -146,6 +146,18 @@ def test_a_damaged_folder_is_a_user_error(model, tmp_path, damage, message):
         adlm.load(tmp_path / "model")
 
 
+def test_a_folder_of_model_folders_is_answered_with_one_of_them(model, tmp_path):
+    save_model_folder(model, tmp_path / "mdlm")
+    save_model_folder(model, tmp_path / "adlm")
+    with pytest.raises(UserError, match=f"it holds some: give one, such as {tmp_path / 'adlm'}$"):
+        adlm.load(tmp_path)
+
+
+def test_a_model_of_a_similar_name_is_suggested():
+    with pytest.raises(UserError, match="did you mean 'smollm2'"):
+        adlm.load("smolm2")
+
+
 @pytest.mark.parametrize("path", ["nowhere", "config.yaml"])
 def test_a_path_that_is_not_a_model_is_a_user_error(path):
     with pytest.raises(UserError, match=r"is neither a model folder nor a .ckpt file"):

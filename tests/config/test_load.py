@@ -134,6 +134,8 @@ def test_the_last_override_selects_the_text_to_read(tmp_path):
     ("words", "sentence"),
     [
         (["anchor.gama=1"], "unknown option 'anchor.gama'; did you mean anchor.gamma?"),
+        (["train.lr=1e-3"], "unknown option 'train.lr'; did you mean train.learning_rate?"),
+        (["batch=3"], "unknown option 'batch'; did you mean train.batch_size?"),
         (["gamma=1"], "unknown option 'gamma'; did you mean anchor.gamma?"),
         (["model.size=small"], "unknown option 'model.size'; did you mean vocabulary.size?"),
         (

@@ -143,9 +143,13 @@ def test_the_command_line_writes_each_kind(tmp_path):
         "i=characters:..9": Characters(0, 9),
         "j=characters:9..": Characters(9),
         "k=": Regex(""),
+        "l=horses?:x": Regex("horses?:x"),
+        "m=horse: [a-z]": Regex("horse: [a-z]"),
+        "n=regex:choice:x": Regex("choice:x"),
+        "o=choice": Regex("choice"),
     }
     assert [*parse_constraints([*words], "--constrain").values()] == [*words.values()]
-    assert [*parse_constraints([*words], "--constrain")] == [*"abcdefghijk"]
+    assert [*parse_constraints([*words], "--constrain")] == [*"abcdefghijklmno"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,10 @@ def test_the_command_line_writes_each_kind(tmp_path):
         ("x=characters:9..3", "least 9 above most 3"),
         ("x=words:[1]", "is no words; give NAME=words:"),
         ('x=words:{"require": []}', "is no words"),
-        ("x=choices:yes,no", "has no valid JSON after choices; quote it for the shell"),
+        ("x=choices:yes,no", 'after choices; write NAME=choices:["yes","no"], in quotes for the shell'),
+        ('x=choice:["yes","no"]', 'did you mean choices:["yes","no"]? A regular expression that begins with choice:'),
+        ("x=char:3..10", "did you mean characters:3..10? A regular expression that begins with char: is"),
+        ("x=Words:" + "a" * 100, "did you mean words:"),
         ("x=json:@none.json", "none.json cannot be read: No such file or directory"),
         ("x=json:@.", "is not a regular file"),
         ("x=json:@wrong.json", "has no valid JSON in the file wrong.json; correct it"),

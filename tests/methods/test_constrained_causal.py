@@ -130,7 +130,7 @@ def test_texts_and_their_open_holes(tmp_path):
         "A [MASK:animal] ran": "writes from left to right without looking ahead",
         "A [MASK*3:animal][MASK*3:animal]": "have no text between them",
         "A [MASK*2:animal]": "the constraint of hole animal cannot be satisfied with 2 tokens; it can have 3 or 5",
-        "A [MASK*..9:animal][MASK*]": "is a hole of unknown length, which needs a name and a constraint",
+        "A [MASK*..9:animal][MASK*]": "[MASK*] is a hole of unknown length, which needs a name and a constraint",
     }.items():
         with pytest.raises(UserError, match=re.escape(message)):
             lm.fill(text, constraints={"animal": animals})

@@ -97,5 +97,5 @@ def test_the_model_in_the_box_fills_holes_of_unknown_length():
         UserError, match=r"\[MASK\*2:who\] and \[MASK\*3:who\] have one name, so they are filled with the same tokens"
     ):
         lm.fill("[MASK*2:who] and [MASK*3:who]")
-    with pytest.raises(UserError, match="is a hole of unknown length, which needs a name and a constraint"):
+    with pytest.raises(UserError, match="is a hole of unknown length, which needs a constraint, --constrain 'who="):
         lm.fill("a [MASK:who] b", steps=4)
