@@ -518,7 +518,7 @@ def test_work_in_turns_runs_between_them_only_and_ends_when_its_consumer_leaves(
         ({"text": "[MASK] [MASK]"}, "text", "has 2 holes; leave one"),
         ({"choices": ["a"]}, "choices", "at least 2 items"),
         ({"choices": ["a", "a"]}, "choices", "is given twice"),
-        ({"choices": ["a", "b" * 90]}, "text", "has 95 tokens, and the model reads 64"),
+        ({"choices": ["a", "b" * 90]}, "text", "has 96 tokens, and the model reads 64"),
         ({"choices": ["a", "b" * 9_000]}, "choices", "choices has 9,000 characters"),
         ({"samples": 3}, "samples", "multiple of 2"),
     ],
