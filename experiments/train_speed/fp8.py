@@ -1,16 +1,23 @@
-"""What products with fp8 operands and other attention kernels take, at the shapes of ADLM small and of hidden 2048.
+"""What products with fp8 operands and other attention kernels take, at the shapes of ADLM small and of hidden 2048, and
+a block whose fp8 scales are known beforehand.
 
 python experiments/train_speed/fp8.py
 """
 
+import sys
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from adlm.models.float8 import DTYPE, LARGEST, by_rows
+from adlm.models.float8 import DTYPE, LARGEST, by_rows, use_float8
+from adlm.models.layers import rotary_angles
+from adlm.models.transformer import Block
+from adlm.training.build import OPTIONS
 
 SHAPES = (  # rows, inner, columns
     *((65_536, 768, 2_304), (65_536, 768, 768), (65_536, 768, 3_072), (65_536, 3_072, 768), (32_768, 768, 50_304)),
@@ -71,6 +78,85 @@ def attention() -> None:
     measure("flex_attention", torch.compile(flex_attention))
 
 
+class KnownScales(torch.autograd.Function):
+    """A product of tokens and a weight in fp8, whose scale for tokens is known before they are computed.
+
+    So the compiler can cast where it computes them, without a maximum over a row in between. Scales are powers of two:
+    normed states and what follows them are of the order of 1; the gradient of a mean over M tokens is of that of 1 / M.
+    """
+
+    STATES = 8.0
+    GRADIENTS = 256.0  # times M
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        low, scale = by_tensor(weight)
+        ctx.save_for_backward(h.to(torch.bfloat16), low.T.contiguous(), scale)
+        ctx.dtypes = h.dtype, weight.dtype
+        return KnownScales.product(h, low, KnownScales.STATES, scale, DTYPE)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, low, scale = ctx.saved_tensors
+        gradient = gradient.to(torch.bfloat16)
+        of_weight = gradient.flatten(0, -2).T @ h.flatten(0, -2)
+        known = KnownScales.GRADIENTS * gradient[..., 0].numel()
+        of_h = KnownScales.product(gradient, low, known, scale, torch.float8_e5m2)
+        return of_h.to(ctx.dtypes[0]), of_weight.to(ctx.dtypes[1])
+
+    @staticmethod
+    def product(
+        rows: torch.Tensor, low: torch.Tensor, known: float, scale: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        largest = torch.finfo(dtype).max
+        cast = (rows.flatten(0, -2).float() * known).clamp(-largest, largest).to(dtype)
+        scales = {"scale_a": torch.full_like(scale, 1 / known), "scale_b": scale}
+        result = torch._scaled_mm(cast, low.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return result.view(*rows.shape[:-1], -1)
+
+
+def known_product(
+    h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, float8: bool
+) -> torch.Tensor:  # in place of `adlm.models.float8.product`
+    result: torch.Tensor = KnownScales.apply(h, weight)
+    return result if bias is None else result + bias.to(result.dtype)
+
+
+def block(device: str, rows: int, length: int) -> None:
+    """A block of ADLM small forward and backward, compiled as in training; how far its gradients are from float32."""
+    torch.manual_seed(0)
+    plain = Block(768, 12, 128, 0.0, causal=False, qk_norm=False).to(device)
+    torch.nn.init.normal_(plain.modulation.weight, std=0.02)
+    torch.nn.init.ones_(plain.modulation.bias)
+    h = torch.randn(rows, length, 768, device=device, requires_grad=True)
+    slope = torch.randn(rows, length, 768, device=device) / (28 * rows * length)
+    angles, condition = rotary_angles(length, 64, like=h), torch.randn(1, 128, device=device)
+    inputs = (h, *plain.parameters())
+    exact = torch.autograd.grad(plain(h, angles, condition, None), inputs, slope)
+    for name, product in (("bf16", None), ("fp8, a scale a row", None), ("fp8, scales known", known_product)):
+        if name != "bf16":
+            use_float8(plain)
+        torch._dynamo.reset()
+        used = product or sys.modules["adlm.models.float8"].product
+        with (
+            patch("adlm.models.float8.product", used),
+            patch("adlm.models.transformer.product", used),
+            torch.autocast(device, torch.bfloat16),
+        ):
+            compiled = torch.compile(plain, options=OPTIONS) if device == "cuda" else plain
+
+            def gradients(compiled: Callable[..., torch.Tensor] = compiled) -> tuple[torch.Tensor, ...]:
+                return torch.autograd.grad(compiled(h, angles, condition, None), inputs, slope)
+
+            apart = [float((own - other).norm() / other.norm()) for own, other in zip(gradients(), exact, strict=True)]
+            spent = f"{milliseconds(gradients):.3f} ms, " if device == "cuda" else ""
+        print(f"block, {name}: {spent}gradients apart by {apart[0]:.2e} (states), at most {max(apart):.2e}")
+
+
 if __name__ == "__main__":
-    products()
-    attention()
+    if torch.cuda.is_available():
+        block("cuda", 64, 1_024)
+        products()
+        attention()
+    else:
+        block("cpu", 2, 64)
