@@ -20,6 +20,7 @@ from arena.tables import ARENA, Result, at_equal_seconds, paired, released_bound
 from growth.run import RESULTS, figure_link, read_results
 from growth.run import TABLES as GROWTH
 from reasoning.tables import METHODS, groups_of, published, seeds_of
+from scipy.interpolate import CubicSpline
 from scipy.stats import ttest_1samp
 from sweep import FOLDER, Results, key_of
 
@@ -219,6 +220,27 @@ def code_at_equal_computing() -> str:
         gaps = [[at(ours[seed], step) - at(theirs[seed], last) for seed in common] for step in (*budgets, last)]
         lines.append([title.removeprefix("code: "), *(mean_and_error(each, 3, True) for each in gaps)])
     return markdown([f"minus MDLM after {last} steps", *(f"after {step} steps" for step in (*budgets, last))], lines)
+
+
+def confirm_budgets() -> str:
+    """The group `confirm` at equal GPU seconds after 300, 400, ... steps of MDLM, by 512 held-out rows.
+
+    Between validations the bounds of the others are those of a cubic spline.
+    """
+    mdlm, names = seeds("confirm-mdlm"), ("confirm-adlm", "confirm-auxiliary")
+    share = next(iter(seeds(names[0]).values()))["steps"] / next(iter(mdlm.values()))["steps"]
+    lines = []
+    for step, *_ in next(iter(mdlm.values()))["curve"][2:-1]:
+        cells = []
+        for name in names:
+            curves = {seed: np.array(trial["curve"])[:, (0, 2)].T for seed, trial in seeds(name).items()}
+            gaps = [
+                float(CubicSpline(*curve)(step * share)) - curve_at(mdlm[seed], step) for seed, curve in curves.items()
+            ]
+            cells.append(mean_and_error(gaps, 3, True))
+        lines.append([str(step), f"{step * share:.0f}", *cells])
+    titles = (f"{ARENA.rows[name].title}, minus MDLM" for name in names)
+    return markdown(["steps of MDLM", "of the others", *titles], lines)
 
 
 def curve_at(trial: Result, step: int) -> float:
@@ -739,6 +761,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "confirm": lambda: confirmed("confirm-mdlm", "confirm-adlm", 600, "confirm-auxiliary"),
     "quick-confirm": lambda: confirmed("quick-confirm-mdlm", "quick-confirm-adlm", 400),
+    "confirm-budgets": confirm_budgets,
     "code": code_anchors,
     "code-computing": code_at_equal_computing,
     "asymmetric": lambda: compared(
@@ -754,7 +777,11 @@ TABLES: dict[str, Callable[[], str]] = {
             "quick-stale-mdlm quick-stale-mdlm-2 quick-stale-2+1 quick-stale-2+1-every-4 "
             "quick-stale-2+1-gamma-0-every-4"
         ),
-        {"quick-stale-mdlm": "MDLM", "quick-stale-2+1-gamma-0-every-4": "gamma 0, k = 4"},
+        {
+            "quick-stale-mdlm": "MDLM",
+            "quick-stale-2+1": "gamma 0.1, k = 1",
+            "quick-stale-2+1-gamma-0-every-4": "gamma 0, k = 4",
+        },
         with_p=True,
     ),
     "asymmetric-texts": lambda: judged_texts(

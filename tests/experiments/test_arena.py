@@ -317,6 +317,7 @@ def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_
         "quick-order",
         "quick-stale",
         "quick-confirm",
+        "quick-brief",
     }
     others |= {"books", "once", "finals", "finals-one", "code", "quick-code"}
     assert {trial.group.name for trial in ARENA.chosen(None)} == ARENA.groups.keys() - others
