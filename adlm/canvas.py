@@ -104,10 +104,11 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
 
 
 def encode_holes(
-    text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0, constrained: Container[str] = ()
+    text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0
 ) -> tuple[list[int], list[Hole]]:
-    """The ids of `encode_canvas`, and the holes, in order. The message for a missing `open_id` is about a hole whose
-    name is not in `constrained`, which does not hold the names of all holes of unknown length."""
+    """The ids of `encode_canvas`, and the holes, in order."""
+    if open_id is None:
+        refuse_open_holes(text)
     ids: list[int] = []
     found: list[Hole] = []
     start, num_between, marks = 0, 0, list(HOLE.finditer(text))
@@ -118,16 +119,6 @@ def encode_holes(
         ids += known
         num_between += len(known) if start else 0
         num, is_open = _checked_num_masks(mark), has_unknown_length(mark)
-        if is_open and open_id is None and hole_name(mark) not in constrained:
-            needed, sized = "a name and a constraint", "[MASK*12]"
-            if name := hole_name(mark):
-                needed = f"a constraint, --constrain '{name}=...' (Python: constraints={{'{name}': ...}})"
-                sized = f"[MASK*12:{name}]"
-            raise UserError(
-                f"{mark[0]} is a hole of unknown length, which needs {needed}, or a block-causal model trained with "
-                f"train.infill, such as smollm2; or give its length, such as {sized}",
-                "texts",
-            )
         has_most = mark[1] not in ("", None) or not is_open
         found.append(Hole(mark[2] or "", len(ids), num if has_most else 0, after_space, is_open, least_tokens(mark)))
         ids += [tokenizer.vocabulary.mask_id if open_id is None or not is_open else open_id] * found[-1].num
@@ -147,6 +138,23 @@ def encode_holes(
             ids[start:start] = [open_id] * num
             num_inserted += num
     return ids, found
+
+
+def refuse_open_holes(text: str, allowed: Container[str] = ()) -> None:
+    """A user error if there is a hole of unknown length whose name is not allowed."""
+    for mark in HOLE.finditer(text):
+        name = hole_name(mark)
+        if not has_unknown_length(mark) or name in allowed:
+            continue
+        needed, sized = "a name and a constraint", "[MASK*12]"
+        if name:
+            needed = f"a constraint, --constrain '{name}=...' (Python: constraints={{'{name}': ...}})"
+            sized = f"[MASK*12:{name}]"
+        raise UserError(
+            f"{mark[0]} is a hole of unknown length, which needs {needed}, or a block-causal model trained with "
+            f"train.infill, such as smollm2; or give its length, such as {sized}",
+            "texts",
+        )
 
 
 def check_holes(text: str, option: str = "texts") -> None:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from adlm.canvas import Canvas, Hole, encode_canvas, encode_holes, hole_between, make_canvas, open_hole_names
+from adlm.canvas import (
+    Canvas,
+    Hole,
+    encode_canvas,
+    encode_holes,
+    hole_between,
+    make_canvas,
+    open_hole_names,
+    refuse_open_holes,
+)
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -404,7 +413,9 @@ class LanguageModel:
         constrained = constraints if self.method.causal and vocabulary.eos_id is not None else ()
         if all(name in constrained for name in open_hole_names(text)):
             open_id = self.mask_id  # a constraint ends such a hole by eos
-        ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length, constrained)
+        elif open_id is None:
+            refuse_open_holes(text, allowed=constrained)
+        ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length)
         begins_constrained = bool(holes) and holes[0].start == 0 and holes[0].name in constraints
         return bos if begins_constrained else self.bos_prefix(ids), ids, holes
 

@@ -73,8 +73,8 @@ def load_model_folder(folder: Path) -> ModelFolder:
         return load_adapter(folder)
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).exists():
-            parts = sorted(path.parent for path in folder.glob(f"*/{WEIGHTS}"))
-            remedy = f"; it holds some: give one, such as {parts[0]}" if parts else ""
+            models = [path.parent for depth in ("*", "*/model") for path in folder.glob(f"{depth}/{WEIGHTS}")]
+            remedy = f"; give a model folder in it, such as {min(models)}" if models else ""
             raise UserError(f"{folder} has no {name}, so it is not a model folder{remedy}")
     config = load_config(folder / CONFIG)
     tokenizer, template = read_tokenizer(folder, config), folder_template(folder)

@@ -227,7 +227,9 @@ def run(argv: Sequence[str]) -> int:
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from adlm.config.options import suggestion
 
-        words = [*argv[1:], "--help"] if argv[0] == "help" else [*MEANT.get(argv[0], "").split(), *argv[1:]]
+        words = [*MEANT.get(argv[0], "").split(), *argv[1:]]
+        if argv[0] == "help":
+            words = [*(word for word in argv[1:] if word in COMMANDS), "--help"]
         meant = f"; try adlm {shlex.join(words)}" if argv[0] in ("help", *MEANT) else ""
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)

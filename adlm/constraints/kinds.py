@@ -261,7 +261,7 @@ def _mistyped_kind(word: str) -> str | None:
     """The kind that a word such as choice or char probably stands for; None for a kind, and for other words."""
     if word in FORMS or not word.isalpha():
         return None
-    close = difflib.get_close_matches(word.lower(), FORMS, n=1, cutoff=0.75)  # horse is not words
+    close = difflib.get_close_matches(word.lower(), FORMS, n=1, cutoff=0.83)  # works is not words
     close += [kind for kind in FORMS if len(word) > 3 and kind.startswith(word.lower())]
     return close[0] if close else None
 

@@ -4,7 +4,8 @@ The score of a choice c between the text before and after the hole is, in nats,
 
     s_c = log p(c, after | before),    and    P(c) = exp(s_c) / sum_c' exp(s_c')
 
-is by Bayes' rule the posterior of the choice given both sides, if all choices are equally likely beforehand.
+is by Bayes' rule the posterior of the choice given both sides, if all choices are equally likely beforehand. Where
+eos is read (below), that holds for choices of equally many tokens: each row is given where its own text ends.
 
 Every filled text is tokenised as a whole, so spaces and merges are those of the text as it is written: in `was [MASK].`
 the choice `great` is the token ` great`. What is given are the tokens that all filled texts and the text before the

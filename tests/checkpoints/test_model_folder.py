@@ -149,7 +149,7 @@ def test_a_damaged_folder_is_a_user_error(model, tmp_path, damage, message):
 def test_a_folder_of_model_folders_is_answered_with_one_of_them(model, tmp_path):
     save_model_folder(model, tmp_path / "mdlm")
     save_model_folder(model, tmp_path / "adlm")
-    with pytest.raises(UserError, match=f"it holds some: give one, such as {tmp_path / 'adlm'}$"):
+    with pytest.raises(UserError, match=f"give a model folder in it, such as {tmp_path / 'adlm'}$"):
         adlm.load(tmp_path)
 
 

@@ -32,6 +32,8 @@ def test_progress_is_printed_at_intervals_and_during_a_long_step(capsys, monkeyp
         progress.update(done)
     assert re.fullmatch(r".* s left", progress.left)
     wait_for(capsys, r"training: 3/4 steps")
+    progress.update(4)
+    wait_for(capsys, r"training: 4/4 steps, .* s after the last one")
     progress.close()
     capsys.readouterr()
     time.sleep(0.2)

@@ -134,12 +134,12 @@ def quickstart(
 
 
 def _box_texts() -> BoxTexts:
-    started, model, pretrained = time.monotonic(), load(), ""
+    model, pretrained = load(), ""
     if find_named_base("smollm2") is not None:
         pretrained = load("smollm2").sample(1, PROMPT_TOKENS, prompt=PROMPT, seed=0)[0].strip()
     sample = model.sample(1, steps=STEPS, seed=0)[0].strip()
     infilled = model.fill(BOX_CANVAS, steps=STEPS, seed=0).strip()
-    return BoxTexts(sample, BOX_CANVAS, infilled, round(time.monotonic() - started, 1), pretrained)
+    return BoxTexts(sample, BOX_CANVAS, infilled, pretrained)
 
 
 def _check_output_folder(out: Path) -> None:

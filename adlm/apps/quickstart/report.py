@@ -41,8 +41,6 @@ class BoxTexts:
     canvas: str
     """A sentence with holes, such as [MASK*3]."""
     infilled: str
-    seconds: float
-    """Including loading."""
     pretrained: str = ""
     """What smollm2 writes after a prompt; empty where its base weights are missing."""
 

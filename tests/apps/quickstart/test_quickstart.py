@@ -25,7 +25,7 @@ from adlm.data.sources.corpora import BUILT_IN
 from adlm.tokens import load_tokenizer
 
 ROW = TrainedModel(3.0, 0.01, 100, 10, 1000, 1.0)
-BOX = BoxTexts("of the box", "A [MASK*1].", "A ship.", 1.0)
+BOX = BoxTexts("of the box", "A [MASK*1].", "A ship.")
 REPORT = QuickstartReport(
     box=BOX,
     adlm=ROW,
@@ -152,7 +152,7 @@ def hostile_page() -> str:
     return format_report_page(
         replace(
             REPORT,
-            box=BoxTexts(HOSTILE, "[MASK*1]", HOSTILE, 1.0),
+            box=BoxTexts(HOSTILE, "[MASK*1]", HOSTILE),
             samples=(HOSTILE,),
             mdlm_samples=(HOSTILE,),
             canvas=f"{HOSTILE} [MASK*1] end",
