@@ -35,22 +35,22 @@ def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
     """
     stop = Stop()
     receiver, sender = socket.socketpair()
-    sender.setblocking(False)
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    # Python writes to the wakeup descriptor only for signals that have a Python handler.
-    previous_handlers = {n: signal.signal(n, lambda number, frame: None) for n in SIGNALS if n not in ignored}
-    previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=_handle_signals, args=(receiver, stop, report), daemon=True)
-    thread.start()
-    try:
-        yield stop
-    finally:
-        signal.set_wakeup_fd(previous_descriptor)
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
-        sender.close()
-        thread.join()
-        receiver.close()
+    with receiver, sender:
+        sender.setblocking(False)
+        thread = threading.Thread(target=_handle_signals, args=(receiver, stop, report), daemon=True)
+        thread.start()  # fails where no more threads can be started: nothing has changed yet
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        # Python writes to the wakeup descriptor only for signals that have a Python handler.
+        previous_handlers = {n: signal.signal(n, lambda number, frame: None) for n in SIGNALS if n not in ignored}
+        previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        try:
+            yield stop
+        finally:
+            signal.set_wakeup_fd(previous_descriptor)
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
+            sender.close()
+            thread.join()
 
 
 def _handle_signals(receiver: socket.socket, stop: Stop, report: Callable[[str], None]) -> None:

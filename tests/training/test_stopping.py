@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -51,5 +52,17 @@ def test_signal_handlers_are_restored_afterwards():
         while not messages:
             time.sleep(0.01)
         assert stop.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_where_no_more_threads_can_be_started_signals_are_as_before(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), stop_on_signals(print):
+        pytest.fail("the thread did not start")
     assert signal.getsignal(signal.SIGTERM) is handler
     assert signal.set_wakeup_fd(-1) == -1
