@@ -19,7 +19,14 @@ from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
 from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
-from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, Score, conditional_nats
+from adlm.likelihood.conditional import (
+    ConditionalNats,
+    ConditionalRow,
+    ConditionalSettings,
+    Score,
+    conditional_nats,
+    end_of_row,
+)
 from adlm.likelihood.measurement import measure_nats
 from adlm.likelihood.settings import AUTO, PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
@@ -126,7 +133,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         options: dict[str, Any] = {"sampler": sampler, "steps": steps}
         self.sampling_options = {name: value for name, value in options.items() if value is not None}
         self.model.sampling(**self.sampling_options)  # checked now, not at the first generation
-        self.bos = vocabulary_of(self.model.config).row_boundaries[0]
+        self.bos, self.end = vocabulary_of(self.model.config).row_boundaries[0], end_of_row(self.model.method)
         longest = self.model.config.length
         self.length = whole_number("length", longest if length is None else length, len(self.bos) + 2, longest)
         self._device = self.model.device
@@ -153,7 +160,7 @@ class HarnessModel(LM):  # type: ignore[misc]
 
     @property
     def room(self) -> int:
-        """The largest number of tokens of a text in one row."""
+        """The largest number of tokens of a text that is written in one row."""
         return self.length - len(self.bos)
 
     @property
@@ -284,16 +291,17 @@ class HarnessModel(LM):  # type: ignore[misc]
 
         By the chain rule the sum of their scores is that of the continuation, except that contexts are cut.
         """
-        block = len(continuation) if len(continuation) <= self.room else self.room // 2
+        room = self.room - len(self.end)
+        block = len(continuation) if len(continuation) <= room else room // 2
         if block < len(continuation):
-            self._warn_once(f"continuations longer than {self.room} tokens are scored in blocks of {block}")
+            self._warn_once(f"continuations longer than {room} tokens are scored in blocks of {block}")
         ids = [*context, *continuation]
         for start in range(len(context), len(ids), block or 1):
             stop = min(start + block, len(ids))
-            first = max(0, stop - self.room)
+            first = max(0, stop - room)
             if first > 0:
                 self._warn_once(f"contexts are cut on the left to fit the length of {self.length} tokens")
-            yield ConditionalRow((*self.bos, *ids[first:start]), tuple(ids[start:stop]))
+            yield ConditionalRow((*self.bos, *ids[first:start]), tuple(ids[start:stop]), tuple(self.end))
 
     def _log_stderrs(self, stderrs: list[float]) -> None:
         self.stderrs += stderrs

@@ -30,7 +30,14 @@ from numpy.typing import NDArray
 from adlm.canvas import HOLE, check_holes
 from adlm.config.options import suggestion, unknown_choice_error
 from adlm.errors import UserError, whole_number
-from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, Score, conditional_nats
+from adlm.likelihood.conditional import (
+    ConditionalNats,
+    ConditionalRow,
+    ConditionalSettings,
+    Score,
+    conditional_nats,
+    end_of_row,
+)
 from adlm.likelihood.settings import CHOICE_SCORES, MAX_REPLICATES, NORMALISATIONS, ChoiceSettings
 from adlm.methods.block_causal import BlockCausal
 from adlm.methods.inputs import vocabulary_of
@@ -200,9 +207,8 @@ def _fill(
     given, given_after, *ids = tokenizer.encode_batch([before, after, *filled])
     num_given = _num_common([given, *ids])
     num_after = _num_common([row[::-1] for row in (given_after, *ids)]) if score == "infill" else 0
-    bos, eos = vocabulary_of(method.config).row_boundaries
+    bos, end = vocabulary_of(method.config).row_boundaries[0], end_of_row(method)
     is_causal = method.exact or score not in ("bound", "infill")
-    end = [] if is_causal or isinstance(method, BlockCausal) else eos
     if is_causal and not bos and num_given == 0:
         raise UserError(
             f"{option} {text!r:.60} begins with the hole, and this causal model has no bos to predict its first token "

@@ -127,6 +127,18 @@ def test_with_bos_and_eos_it_differs_by_the_eos_of_text_and_row(world, capsys, t
     assert -log_likelihood - float(log_probs[-3, eos] + log_probs[-2, eos]) == pytest.approx(nats, rel=1e-5)
 
 
+def test_networks_that_read_both_sides_are_given_eos_after_the_continuation(world):
+    loaded, lm = load(world / "adlm-bytes"), model(world / "adlm-bytes")
+    eos, mask_id = loaded.config.vocabulary.eos_id, loaded.mask_id
+    z = torch.tensor([[*lm.bos, *loaded.tokenizer.encode("the c"), mask_id, eos]])
+    [(log_likelihood, _)] = scores(lm, ("the c", "a"))
+    [token] = loaded.tokenizer.encode("a")
+    log_prob, eps = float(loaded.log_probs(z)[0, -2, token]), loaded.config.schedule.eps  # the prior's share is eps
+    prior = -math.log(loaded.config.vocabulary.num_clean)
+    assert log_likelihood == pytest.approx((1 - eps) * log_prob + eps * prior, rel=1e-6)
+    assert lm.stderrs == [0.0], "one mask, enumerated"
+
+
 @pytest.mark.parametrize("method", ["adlm", "ar"])
 def test_rolling_agrees_with_adlm_perplexity_in_windows(world, capsys, tmp_path, method):
     text = TEXT * 4
