@@ -19,19 +19,12 @@ from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
 from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
-from adlm.likelihood.conditional import (
-    ConditionalNats,
-    ConditionalRow,
-    ConditionalSettings,
-    Score,
-    conditional_nats,
-    end_of_row,
-)
+from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, Score, conditional_nats
 from adlm.likelihood.measurement import measure_nats
 from adlm.likelihood.settings import AUTO, PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
-from adlm.methods.inputs import vocabulary_of
+from adlm.methods.inputs import end_of_row, vocabulary_of
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng

@@ -30,17 +30,10 @@ from numpy.typing import NDArray
 from adlm.canvas import HOLE, check_holes
 from adlm.config.options import suggestion, unknown_choice_error
 from adlm.errors import UserError, whole_number
-from adlm.likelihood.conditional import (
-    ConditionalNats,
-    ConditionalRow,
-    ConditionalSettings,
-    Score,
-    conditional_nats,
-    end_of_row,
-)
+from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, Score, conditional_nats
 from adlm.likelihood.settings import CHOICE_SCORES, MAX_REPLICATES, NORMALISATIONS, ChoiceSettings
 from adlm.methods.block_causal import BlockCausal
-from adlm.methods.inputs import vocabulary_of
+from adlm.methods.inputs import end_of_row, vocabulary_of
 from adlm.methods.method import Method
 from adlm.tokens import Tokenizer
 

@@ -94,14 +94,6 @@ class ConditionalSettings:
         return self.batch or max(1, tokens // width)
 
 
-def end_of_row(method: Method) -> list[int]:
-    """What a network that reads both sides is given after a text: eos, with which all rows of its training end.
-
-    Without it the last token costs 10 nats and more, as the network expects eos there. Others never read it.
-    """
-    return [] if method.cached else vocabulary_of(method.config).row_boundaries[1]
-
-
 @torch.no_grad()
 def conditional_nats(
     method: Method,

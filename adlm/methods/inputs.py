@@ -292,6 +292,14 @@ def attention_pad(config: Config, pad: Tensor | None) -> Tensor | None:
     return pad if config.data.pad == "masked" else None
 
 
+def end_of_row(method: Method) -> list[int]:
+    """What a network that reads both sides is given after a text: eos, with which all rows of its training end.
+
+    Without it the network expects eos in place of the last token. Others never read it.
+    """
+    return [] if method.cached else vocabulary_of(method.config).row_boundaries[1]
+
+
 def not_pad(x: Tensor, pad: Tensor | None) -> Tensor:
     """(B, L), True at text."""
     return torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad
