@@ -45,7 +45,7 @@ from adlm.hub import download_model
 from adlm.inference.frozen import FrozenCopy, FrozenNetwork
 from adlm.limits import check_sampling
 from adlm.methods import method_of
-from adlm.methods.inputs import check_canvas, check_clean, check_constraints, check_ids, vocabulary_of
+from adlm.methods.inputs import check_canvas, check_clean, check_constraints, check_ids, end_of_row, vocabulary_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
@@ -346,7 +346,7 @@ class LanguageModel:
                 if self.open_id is None and not self.method.causal and any(map(open_hole_names, texts)):
                     rng = _rng_of(len(texts) * num, settings.seed, rng)
                     texts, num = self._texts_of_known_length(texts, settings.constraints, rng), 1
-            canvas = self.canvas(texts, constraints) if settings.canvas is None else settings.canvas
+            canvas = settings.canvas or self.canvas(texts, constraints, closed=settings.texts is not None)
             one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
             check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
             holes = self._constrained_holes(settings, texts, canvas) if constraints else ()
@@ -393,12 +393,14 @@ class LanguageModel:
             check_between(holes, constraints, stop_at_eos=settings.sampling.stop_at_eos)
         return bind_constraints(holes, constraints, tokenizer, vocabulary_of(self.config).eos_id)
 
-    def canvas(self, texts: Sequence[str], constraints: Container[str] = ()) -> Canvas:
+    def canvas(self, texts: Sequence[str], constraints: Container[str] = (), closed: bool = True) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length.
 
-        `constraints` are the names of constrained holes: bos stands before one that begins a text, not in it.
+        `constraints` are the names of constrained holes: bos stands before one that begins a text, not in it. `closed`
+        texts that begin or end with a hole have bos before it or eos after it, if they fit: a network that reads both
+        sides would else write them into the hole.
         """
-        rows = [self._encode(text, constraints) for text in check_texts("texts", texts)]
+        rows = [self._encode(text, constraints, closed) for text in check_texts("texts", texts)]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         with _standard_mode():
@@ -406,8 +408,10 @@ class LanguageModel:
                 [[*prefix, *ids] for prefix, ids, _ in rows], self.fill_id, [len(prefix) for prefix, *_ in rows]
             )
 
-    def _encode(self, text: str, constraints: Container[str]) -> tuple[list[int], list[int], list[Hole]]:
-        """The `bos_prefix` of a text, its ids and its holes."""
+    def _encode(
+        self, text: str, constraints: Container[str], closed: bool = True
+    ) -> tuple[list[int], list[int], list[Hole]]:
+        """The `bos_prefix` of a text, its ids and its holes; for `closed` see `canvas`."""
         open_id, vocabulary = self.open_id, vocabulary_of(self.config)
         bos, _ = vocabulary.row_boundaries
         constrained = constraints if self.method.causal and vocabulary.eos_id is not None else ()
@@ -416,8 +420,13 @@ class LanguageModel:
         elif open_id is None:
             refuse_open_holes(text, allowed=constrained)
         ids, holes = encode_holes(text, self.require_tokenizer(), open_id, self.config.length)
-        begins_constrained = bool(holes) and holes[0].start == 0 and holes[0].name in constraints
-        return bos if begins_constrained else self.bos_prefix(ids), ids, holes
+        prefix, end = self.bos_prefix(ids), end_of_row(self.method) if closed else []
+        room = self.config.length - len(ids)
+        if holes and holes[0].start == 0 and (holes[0].name in constraints or (end and room > 0)):
+            prefix = bos
+        if ids[-1:] == [self.mask_id] and room >= len(prefix) + len(end):
+            ids += end
+        return prefix, ids, holes
 
     def bos_prefix(self, ids: Sequence[int]) -> list[int]:
         """[bos] for ids that begin with a given token, as in training (experiments/prompt_bos); else [].

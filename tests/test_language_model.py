@@ -178,15 +178,30 @@ def test_looking_for_changed_weights_reads_none_of_them():
 def test_a_prompt_is_read_after_bos_as_in_training(name):
     lm = model(name)
     bos, words, holes = BYTES.vocabulary.bos_id, BYTES.encode("We"), [lm.mask_id] * 6
-    after = lm.complete(torch.tensor([[bos, *words, *holes]]), seed=3)[0].tolist()
-    assert lm.fill("We[MASK*6]", seed=3) == BYTES.decode(after[1:])
+    end = [] if lm.method.causal else [BYTES.vocabulary.eos_id]  # else a network that reads both sides writes it there
+    after = lm.complete(torch.tensor([[bos, *words, *holes, *end]]), seed=3)[0].tolist()
+    assert lm.fill("We[MASK*6]", seed=3) == BYTES.decode(after[1:], special_tokens=False)
     *_, last = lm.watch("We[MASK*6]", seed=3)
     assert last.ids[0].tolist() == after
     *_, without = lm.watch(torch.tensor([*words, *holes]), seed=3)
     assert without.ids.shape == (1, 8)
     assert not torch.equal(without.chance[0], last.chance[0, 1:]), "ids are taken as they are"
     both = lm.fill(["[MASK*6]", "We[MASK*6]"], seed=3, special_tokens=True)
-    assert both[0] == BYTES.decode(lm.complete(torch.tensor([holes]), seed=3)[0].tolist()), "a first mask is bos"
+    begins = [bos] if end else []
+    alone = lm.complete(torch.tensor([[*begins, *holes, *end]]), seed=3)[0].tolist()
+    assert both[0] == BYTES.decode(alone[len(begins) :]), "a first mask of a causal model is bos"
+
+
+def test_a_hole_at_either_end_of_a_text_has_as_many_tokens_of_text_as_it_says():
+    for text in ("[MASK*3] sea", "the [MASK*3]", "[MASK*3] the [MASK*3]"):
+        [canvas] = LM.canvas([text]).ids.tolist()
+        ends = BYTES.vocabulary.eos_id
+        assert (canvas[0], canvas[-1] == ends) == (ends, text.endswith("]")), "bos and eos have one id"
+        assert canvas.count(LM.mask_id) == 3 * text.count("MASK")
+    [tight] = LM.canvas(["We[MASK*21]"]).ids.tolist()
+    assert (len(tight), tight[-1]) == (24, LM.mask_id), "there is no room for eos"
+    [prompt] = LM.canvas(["We[MASK*6]"], closed=False).ids.tolist()
+    assert prompt[-1] == LM.mask_id
 
 
 def test_no_bos_is_added_to_a_text_as_long_as_a_diffusion_model_or_without_bos_in_the_vocabulary():

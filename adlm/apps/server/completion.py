@@ -188,7 +188,8 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
                 "prompt",
             )
         first = {""} if request.min_tokens else ()  # a hole that begins a text begins after bos then
-        canvas = lm.canvas([HOLE.sub("[MASK]", text) for text in texts] if is_constrained else texts, first)
+        shortest = [HOLE.sub("[MASK]", text) for text in texts] if is_constrained else texts
+        canvas = lm.canvas(shortest, first, closed=any(map(num_masks, request.prompts)))
         length = canvas.ids.shape[1]
         if length > lm.config.length:
             raise UserError(
