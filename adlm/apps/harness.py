@@ -346,6 +346,7 @@ class HarnessModel(LM):  # type: ignore[misc]
     def _holes(self, context: str) -> list[int]:
         """The ids of a context with holes, cut on the left."""
         ids = encode_canvas(context, self.text_tokenizer, self.model.open_id, self.length)
+        ids += self.end if ids[-1] == self.model.mask_id else []  # as `LanguageModel.canvas` of closed texts
         masked = [index in (self.model.mask_id, self.model.open_id) for index in ids]
         if self.model.method.cached and self.model.config.model.hole_id is None and masked != sorted(masked):
             raise UserError(

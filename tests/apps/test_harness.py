@@ -242,6 +242,13 @@ def test_holes_are_filled_and_the_text_around_them_is_kept(world):
         generated(model(world / "ar"), ("the [MASK*3] sat", {}))
 
 
+def test_a_hole_at_the_end_of_a_context_is_followed_by_eos(world, monkeypatch):
+    lm, canvases = model(world / "adlm-bytes"), []
+    monkeypatch.setattr(lm, "_generate", lambda rows: canvases.extend(row.ids for row in rows) or [""] * len(rows))
+    generated(lm, ("the [MASK*2]", {}), ("the [MASK*2]s", {}))
+    assert [canvas[-1] == lm.end[0] for canvas in canvases] == [True, False]
+
+
 def test_holes_of_unknown_length_are_filled_by_models_that_can(world):
     contexts = ["(A[MASK*]B[MASK*2]C)", "(A[MASK*..4]B)", "(A[MASK*..4]"]
     options = {"do_sample": True, "temperature": 1.0}
