@@ -139,6 +139,14 @@ def _print_results(results: list["PerplexityResult"], differences: list["Differe
             f"({errors or 'no standard error'})",
             soft_wrap=True,
         )
+    compared = {(each.against, each.data) for each in differences} | {(results[0].model, each.data) for each in results}
+    for result in results:
+        if (result.model, result.data) not in compared:
+            console.print(
+                f"{results[0].model} minus {result.model} on {result.data}: not paired, since their rows differ in "
+                "length, packing or tokens",
+                soft_wrap=True,
+            )
     for line in (*_format_settings(results), "+- columns are standard errors of the perplexity"):
         console.print(line, style="dim", soft_wrap=True)
     for note in dict.fromkeys(f"{result.data}: {note}" for result in results for note in result.notes):

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from adlm.apps.plan.figures import HOST_SECONDS, HOST_SECONDS_FSDP, LARGEST_HIDDEN, LARGEST_MFU, PRODUCTS, USABLE
@@ -54,12 +54,16 @@ def run(request: PlanRequest) -> int:
     if config.reason is not None:
         raise UserError(f"adlm plan is for `adlm train`, and reason.method {config.reason.method} is another command's")
     from adlm.apps.plan.estimate import Machines, checks, plan, suggestion
+    from adlm.data.prepare.prepared import open_prepared, weighted_folders
     from adlm.tokens import with_vocabulary
 
     found = checks()
     if request.check:
         text = json.dumps([_check_as_json(check) for check in found]) if request.json else _format_checks(found)
     else:
+        if config.data.prepared:
+            folder = next(iter(weighted_folders(config.data.prepared)))  # all have one tokenizer
+            config = replace(config, vocabulary=open_prepared(folder, sums=False).tokenizer.vocabulary)
         config, machines = with_vocabulary(config), Machines(GPUS[request.gpu], request.gpus, request.efficiency)
         planned = plan(config, machines)
         fitting = None if planned.fits else suggestion(config, machines)

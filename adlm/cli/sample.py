@@ -165,6 +165,8 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     looks_like_text = " " in model or not ("/" in model or model.endswith((".ckpt", ".gguf")))
     if model not in MODEL_NAMES and not os.path.exists(model) and looks_like_text:
         texts = [model]
+    if texts and os.path.exists(texts[0]) and texts[0] != model:
+        raise UserError(f"{model} and {texts[0]} are two models; give one")
     if texts:
         raise UserError(
             f"{texts[0]!r} is neither a model folder, such as runs/own, nor a sampling option; "

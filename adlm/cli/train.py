@@ -110,7 +110,7 @@ def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: 
             sys.stdout.flush()
         except OSError:  # the pipe or terminal is closed; the run itself has succeeded
             silence(sys.stdout)
-    return 128 + outcome.signal if outcome.signal else 0
+    return 128 + outcome.signal if outcome.signal else int(_has_diverged(outcome))
 
 
 def resolve_run(overrides: Sequence[str], out: Path | None) -> tuple[Path, Config]:
@@ -140,6 +140,11 @@ def resolve_run(overrides: Sequence[str], out: Path | None) -> tuple[Path, Confi
             "data.path=FILE or data.prepared=FOLDER"
         )
     return out, config
+
+
+def _has_diverged(outcome: "TrainOutcome") -> bool:
+    """Whether the weights are worse than any that were trained well: a guess costs about 11 nats per token."""
+    return outcome.measured is not None and not outcome.measured.nats < 1000
 
 
 def _report(outcome: "TrainOutcome") -> dict[str, Any]:
@@ -176,6 +181,11 @@ def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
         text += f"\n{quantity} of {tokens}: {measured.nats:.4f}{error} nats per token"
         if measured.accuracy is not None:
             text += f"\nsolved {measured.accuracy:.1%} of {measured.rows} held-out problems"
+    if _has_diverged(outcome):
+        return (
+            f"{text}\ntraining diverged, and the weights are of no use; train again with another --out and a lower "
+            f"train.learning_rate (now {config.train.learning_rate:g})"
+        )
     folder = shlex.quote(str(outcome.folder))
     if config.reason is not None:
         commands = [f"adlm reason eval {outcome.folder}"]

@@ -348,7 +348,7 @@ def _read_preset(name: str) -> Raw:
     if not name.endswith((".yaml", ".yml")):
         remedy = options.suggestion(name, shipped)
         if os.path.isfile(os.path.join(name, "config.yaml")):
-            remedy = f"; to resume a run, write --out {name}"
+            remedy = f"; a run is resumed by `adlm train --out {name}`"
         elif os.path.exists(name):
             remedy = f"; to read it as text, write data.path={name}"
         raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){remedy}")

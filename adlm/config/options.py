@@ -74,7 +74,13 @@ def _shorten(text: str) -> str:
     return text if len(text) < 200 else f"{text[:200]}..."
 
 
-SHORT_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size"}
+SHORT_NAMES = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "temp": "temperature",
+}
 """What options are called elsewhere, with their names here."""
 
 
@@ -155,7 +161,7 @@ def _format_value(value: object) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'NAME'?` with the known name closest to `name`, or nothing if none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(SHORT_NAMES.get(name, name), list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

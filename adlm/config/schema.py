@@ -448,7 +448,7 @@ class Train:
     """Use torch.compile on the networks; auto uses it on a GPU if it works there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the network; auto is a GPU if there is one."""
-    threads: Count | None = None
+    threads: Annotated[int, Ge(1), Le(1024)] | None = None
     """CPU threads; null is OMP_NUM_THREADS, or the number of idle CPUs; a resumed run keeps its number."""
     log_every: Count = 50
     """Steps between log lines in metrics.jsonl and on the console."""

@@ -146,7 +146,10 @@ def _text_set(name: str, reader: _Reader, packing: str, folder: Path, report: Re
         outcome = prepare(config, folder / "ids", report_bytes, chosen, reader.chat_template)
     except UserError as error:
         names = {f"tokenizer {folder}": f"tokenizer {tokenizer.name}", "data.path": "--data", REPLACE_HINT: ""}
-        names |= {"data.format": "--format"}
+        names |= {
+            "data.format": "--format",
+            "give data.field=...": "texts are read from the field text; for prompts and answers add --format pairs",
+        }
         message = str(error).replace("give data.root=", "set ADLM_DATA=")
         for option, name_here in names.items():
             message = message.replace(option, name_here)

@@ -56,6 +56,12 @@ def method_of(config: Config) -> Method:
             f"time.{name}={default}",
             f"time.{name}",
         )
+    if config.train.lora_rank > config.model.hidden:
+        raise UserError(
+            f"train.lora_rank {config.train.lora_rank} is above model.hidden {config.model.hidden}, the rank of the "
+            f"matrices; give at most train.lora_rank={config.model.hidden}, or 0 to train all weights",
+            "train.lora_rank",
+        )
     if config.train.random_length and method.cached:
         kind = f"model.block_length {config.model.block_length}" if config.model.block_length else config.method
         raise UserError(

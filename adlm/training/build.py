@@ -65,7 +65,7 @@ def build_train_state(
             check_fit(network.state_dict(), weights, method.config)
         except UserError as error:
             raise UserError(
-                f"init {method.config.init} does not fit: {error}; leave out the options of model"
+                f"init {method.config.init} does not fit: {error}; leave out method and the options of model"
             ) from None
         if train.lora_rank:  # frozen weights are not copied
             network.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)

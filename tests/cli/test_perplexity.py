@@ -249,6 +249,9 @@ def test_models_with_different_tokenizers_are_not_compared(world, tmp_path, caps
     found = results(capsys, world / "mdlm", tmp_path / "letters", "--data", tmp_path / "text.txt")
     assert len(found["figures"]) == 2
     assert found["differences"] == []
+    words = [str(world / "mdlm"), str(tmp_path / "letters"), "--data", str(tmp_path / "text.txt")]
+    assert main(["perplexity", *words, "--samples", "1"]) == 0
+    assert "text.txt: not paired, since their rows differ in length, packing or tokens" in capsys.readouterr().out
 
 
 def reference_nats(lm, texts, seed, samples=4, repeats=1):

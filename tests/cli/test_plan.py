@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import corpus
 
 from adlm.cli.main import main
 from adlm.config.load import resolve
@@ -115,6 +116,13 @@ def test_lora_has_gradients_and_moments_of_what_is_trained_only(capsys):
     assert found["gib"]["optimizer"] == pytest.approx(2 * found["trained"] * 4 / 2**30)
 
 
+def test_the_vocabulary_is_that_of_the_prepared_text(tmp_path, capsys):
+    prepared = corpus(tmp_path, lines=50)  # bytes, where the preset has 2,048 symbols
+    found = planned(capsys, "own", f"data.prepared={prepared}")
+    assert found["parameters"] == planned(capsys, "own", "tokenizer=bytes")["parameters"]
+    assert found["parameters"] < planned(capsys, "own")["parameters"]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -125,6 +133,7 @@ def test_lora_has_gradients_and_moments_of_what_is_trained_only(capsys):
         (["owt/adlm", "--gpus", "3"], "train.batch_size 512 is not a multiple of 3 processes"),
         ([], "no preset or option is given; try `adlm plan owt/adlm --gpus 8`"),
         (["owt/adlm", "--check"], "--check takes no config; leave out owt/adlm"),
+        (["own", "data.prepared=none"], "none has no manifest.json"),
         (["gsm8k/gpt2"], "adlm plan is for `adlm train`, and reason.method acot is another command's"),
     ],
 )

@@ -15,6 +15,14 @@ from small_runs import SMALL, corpus, forked, with_closed_terminal, with_repeate
 from adlm.cli.main import main
 
 
+def test_a_run_that_diverged_names_its_learning_rate_and_fails(tmp_path, capsys):
+    words = [*SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", "train.steps=3", "train.warm_up_steps=0"]
+    assert main(["train", *words, "train.learning_rate=1e30", "--out", str(tmp_path / "run")]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("training diverged")
+    assert last.endswith("a lower train.learning_rate (now 1e+30)")
+
+
 def test_a_run_is_trained_reported_resumed_and_plotted(tmp_path, capsys):
     out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
     words = ["train", *SMALL, f"data.prepared={prepared}", "--out", str(out)]

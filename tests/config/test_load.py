@@ -189,8 +189,8 @@ def test_a_path_in_place_of_a_preset_is_answered_with_the_option_that_takes_it(t
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("length: 8\n")
     (tmp_path / "text.txt").write_text("A text.")
-    for name, remedy in (("run", "--out"), ("text.txt", "data.path=")):
-        with pytest.raises(UserError, match=f"there is no preset .* write {remedy}.*{name}$"):
+    for name, remedy in (("run", "resumed by `adlm train --out .*run`"), ("text.txt", "write data.path=.*text.txt")):
+        with pytest.raises(UserError, match=f"there is no preset .* {remedy}$"):
             resolve(["own", str(tmp_path / name)])
 
 

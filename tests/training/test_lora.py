@@ -238,6 +238,15 @@ def test_lora_without_a_model_to_start_from_is_a_user_error(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_rank_above_that_of_the_matrices_is_a_user_error(tmp_path, capsys):
+    words = ["train", "own", "init=box", "data.path=x", "--out", str(tmp_path / "run")]
+    assert main([*words, "train.lora_rank=225"]) == 2
+    assert "train.lora_rank 225 is above model.hidden 224" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "train.lora_rank=224"]) == 2
+    assert "x does not exist" in capsys.readouterr().err
+
+
 def test_reasoning_runs_have_no_lora(tmp_path, capsys):
     words = ["prosqa/small", "train.lora_rank=4", "data.problems=16", "train.batch_size=8", "train.warm_up_steps=1"]
     assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2

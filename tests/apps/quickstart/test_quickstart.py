@@ -302,6 +302,10 @@ def test_prepared_data_and_foreign_folders_are_user_errors(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["quickstart", "--out", str(tmp_path / "file")]) == 2
     assert "is a file, and the quickstart writes a folder; give another --out" in capsys.readouterr().err
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "thesis.txt").write_text("years of work")
+    assert main(["quickstart", "--out", str(tmp_path / "texts")]) == 2
+    assert "texts holds other files, and the quickstart writes a folder of its own" in capsys.readouterr().err
     (tmp_path / "mine" / "adlm").mkdir(parents=True)
     (tmp_path / "mine" / "adlm" / "thesis.txt").write_text("years of work")
     assert main(["quickstart", "--out", str(tmp_path / "mine")]) == 2
