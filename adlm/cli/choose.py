@@ -133,7 +133,9 @@ def _print_texts(found: list["ChoiceScores"], settings: ChoiceSettings) -> None:
 
 def _print_notes(console: Console, found: list["ChoiceScores"], settings: ChoiceSettings) -> None:
     """What the figures are, and how many of them the Monte Carlo error leaves open."""
-    if found[0].is_bound:
+    if found[0].is_bound and not any(any(scores.stderr) for scores in found):
+        source, errors = "bounds of masked diffusion, all masks enumerated", ""
+    elif found[0].is_bound:
         source = f"bounds of masked diffusion, {settings.samples} masked versions, seed {settings.seed}"
         errors = "; +- is their Monte Carlo standard error"
     else:

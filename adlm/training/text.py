@@ -323,6 +323,11 @@ def _every_ten_seconds(report: Report) -> Callable[[PrepareProgress], None]:
 
 def _open_stream(config: Config, processes: Processes) -> TextTask:
     """Batches directly from the source; the held-out rows are read into memory."""
+    if config.data.prepared:
+        raise UserError(
+            f"data.streaming true reads text as it is, and data.prepared {config.data.prepared} is prepared; leave one "
+            "out"
+        )
     if config.train.infill:
         raise UserError(
             f"train.infill {config.train.infill} rearranges prepared rows; use data.streaming=false, or train.infill=0"

@@ -67,6 +67,11 @@ def test_the_table_of_one_text_lists_the_most_probable_choice_first_with_a_bar(m
     assert note == "nats, normalise none; exact"
 
 
+def test_the_note_says_where_all_masks_were_enumerated(models, capsys):
+    assert main(["choose", str(models / "mdlm"), "--text", "the [MASK]", "--choices", "a", "b"]) == 0
+    assert capsys.readouterr().out.endswith("bounds of masked diffusion, all masks enumerated\n")
+
+
 def test_the_table_of_several_texts_has_the_best_of_each_and_counts(models, capsys):
     words = [str(models / "mdlm"), "--text", "the [MASK]s of", "--text", "an [MASK]", "--choices", "dog", "cat"]
     assert main(["choose", *words, "--samples", "2"]) == 0

@@ -73,7 +73,10 @@ def test_held_out_rows_are_those_of_both_texts_in_their_shares(weights, num, fol
     ("given", "message"),
     [
         ("{rhymes}=1,{subwords}=1", "which differ in tokenizer; prepare both with the same tokenizer"),
-        ("{rhymes}=1,{capitals}", "'{capitals}' has no weight above 0; write FOLDER=WEIGHT,FOLDER=WEIGHT"),
+        (
+            "{rhymes}=1,{capitals}",
+            "'{capitals}' has no weight above 0, such as 3 or 0.5; write FOLDER=WEIGHT,FOLDER=WEIGHT",
+        ),
         ("{rhymes}=1,{capitals}=0", "'{capitals}=0' has no weight above 0"),
         ("{rhymes}=1,{capitals}=many", "has no weight above 0"),
         ("{rhymes}=1,{rhymes}=2", "names {rhymes} twice; give it once, with the sum of the weights"),
@@ -96,3 +99,8 @@ def test_the_command_names_the_texts_to_measure(folders, tmp_path, capsys):
     for name in ("rhymes", "capitals"):
         assert f"adlm perplexity {tmp_path / 'run'} --data {folders[name]}" in printed
     assert main(["perplexity", str(tmp_path / "run"), "--data", str(folders["capitals"])]) == 0
+
+
+def test_a_stream_has_no_prepared_text(tmp_path):
+    with pytest.raises(UserError, match=r"streaming true reads text as it is, and data.prepared x is prepared; leave"):
+        train(resolve([*SMALL, "data.prepared=x", "data.streaming=true"]), tmp_path / "run", RecordingReporter())

@@ -116,7 +116,10 @@ def weighted_folders(option: str) -> dict[Path, float]:
         name, equals, weight = part.strip().rpartition("=")
         folder = user_path("data.prepared", name)
         if not equals or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or float(weight) == 0:
-            raise UserError(f"data.prepared {part.strip()!r} has no weight above 0; write FOLDER=WEIGHT,FOLDER=WEIGHT")
+            raise UserError(
+                f"data.prepared {part.strip()!r} has no weight above 0, such as 3 or 0.5; write "
+                "FOLDER=WEIGHT,FOLDER=WEIGHT"
+            )
         if folder in found:
             raise UserError(f"data.prepared names {name} twice; give it once, with the sum of the weights")
         found[folder] = float(weight)
