@@ -284,14 +284,14 @@ class HarnessModel(LM):  # type: ignore[misc]
 
         By the chain rule the sum of their scores is that of the continuation, except that contexts are cut.
         """
-        room = self.room - len(self.end)
-        block = len(continuation) if len(continuation) <= room else room // 2
+        most = self.room - len(self.end)
+        block = len(continuation) if len(continuation) <= most else most // 2
         if block < len(continuation):
-            self._warn_once(f"continuations longer than {room} tokens are scored in blocks of {block}")
+            self._warn_once(f"continuations longer than {most} tokens are scored in blocks of {block}")
         ids = [*context, *continuation]
         for start in range(len(context), len(ids), block or 1):
             stop = min(start + block, len(ids))
-            first = max(0, stop - room)
+            first = max(0, stop - most)
             if first > 0:
                 self._warn_once(f"contexts are cut on the left to fit the length of {self.length} tokens")
             yield ConditionalRow((*self.bos, *ids[first:start]), tuple(ids[start:stop]), tuple(self.end))
