@@ -157,7 +157,8 @@ def _check_output_folder(out: Path) -> None:
                 )
     for name in (REPORT, PAGE, TRACE):
         check_output(out / name, "--out: the file")
-    names = {path.name for path in out.iterdir()}
+    with reporting_os_errors(out):
+        names = {path.name for path in out.iterdir()}
     if names and not names & {"data", "runs", REPORT}:
         raise UserError(
             f"--out {out} holds other files, and the quickstart writes a folder of its own; give another --out"

@@ -313,6 +313,15 @@ def test_prepared_data_and_foreign_folders_are_user_errors(tmp_path, capsys):
     assert (tmp_path / "mine" / "adlm" / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_folder_that_cannot_be_listed_is_a_user_error(tmp_path, capsys, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    assert main(["quickstart", "--out", str(tmp_path)]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
 def test_a_foreign_model_or_report_is_not_replaced(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run, "prepare", None)
     small_model(tmp_path / "adlm")
