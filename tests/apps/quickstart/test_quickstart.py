@@ -314,8 +314,12 @@ def test_prepared_data_and_foreign_folders_are_user_errors(tmp_path, capsys):
 
 
 def test_a_folder_that_cannot_be_listed_is_a_user_error(tmp_path, capsys, monkeypatch):
+    iterdir = type(tmp_path).iterdir
+
     def refuse(folder):
-        raise PermissionError(13, "Permission denied")
+        if folder == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(folder)
 
     monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
     assert main(["quickstart", "--out", str(tmp_path)]) == 2
