@@ -46,6 +46,17 @@ def test_triton_needs_a_c_compiler(monkeypatch):
         why_no_triton.cache_clear()
 
 
+@pytest.mark.parametrize(("device", "wanted", "threads"), [("cuda", None, 1), ("cuda", "8", 4), ("cpu", None, 4)])
+def test_on_a_gpu_no_workers_are_started_unless_they_are_wanted(tiny_config, monkeypatch, device, wanted, threads):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if wanted:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", wanted)
+    monkeypatch.setattr(build, "why_not_compile", lambda device: "no compiler")
+    with inductor.patch({"compile_threads": 4}):
+        assert "no compiler" in compile_trunks(method_of(tiny_config).build(), device=torch.device(device))
+        assert inductor.compile_threads == threads
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_network_compiles_to_two_graphs_with_the_same_results(tiny_config):
     """One graph for all blocks, one for the final layers. The eager backend generates no code."""
