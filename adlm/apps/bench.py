@@ -109,11 +109,11 @@ def measure_training(
     x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
 
     def make_step(rows: int, length: int) -> Step:
-        """A step on the first `rows` rows and `length` tokens of the batch."""
+        """A step on the first `rows` rows and `length` tokens of the batch, with every term that the loss ever has."""
         batches = [MicroBatch(x[:rows, :length])]
         tokens = count_tokens(method, batches)
         generator = torch.Generator(device).manual_seed(config.train.seed)
-        return lambda: train_step(state, batches, tokens, 1.0, generator)
+        return lambda: train_step(state, batches, tokens, config.anchor.until, generator)
 
     full_step, numbers = make_step(batch, config.length), count(1)
 

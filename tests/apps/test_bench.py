@@ -61,6 +61,16 @@ def test_the_operations_are_counted_not_guessed(tiny_config):
     assert 1e12 * (counted[1] - counted[0]) == pytest.approx(3 * 2 * 16 * 28)
 
 
+def test_an_anchor_loss_that_ends_early_is_measured(tiny_config):
+    counted = {}
+    for gamma, until in ((0.1, 1.0), (0.1, 0.65), (0.0, 1.0)):
+        anchor = replace(tiny_config.anchor, gamma=gamma, until=until, positions="all")
+        config, cpu = replace(tiny_config, anchor=anchor), torch.device("cpu")
+        speed = measure_training(config, 4, 1, compiled=False, device=cpu, profiled=False, progress=IGNORED)
+        counted[gamma, until] = speed.tflop_a_step
+    assert counted[0.1, 0.65] == counted[0.1, 1.0] > counted[0.0, 1.0]
+
+
 def test_every_step_is_announced_before_the_first_and_then_counted(tiny_config):
     progress = RecordedProgress()
     measure_training(tiny_config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, progress=progress)
