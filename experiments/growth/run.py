@@ -443,8 +443,8 @@ TABLES = {
     "profile": profile_table,
     "run": run_table,
     "sampling": sampling_table,
+    "serving": serving_table,
 }
-"""Those of the pages. That of the server is added to them where it was measured."""
 
 
 def plot(results: Mapping[str, Result], out: Path) -> None:
@@ -595,8 +595,7 @@ def main() -> None:
         measure(arguments)
     elif arguments.command == "table":
         results = read_results(arguments.results)
-        tables = [*TABLES.values(), *([serving_table] if of_kind(results, "serve") else [])]
-        print("\n\n".join(table(results) for table in tables))
+        print("\n\n".join(table(results) for table in TABLES.values()))
     else:
         plot(read_results(arguments.results), arguments.out)
 
