@@ -78,6 +78,10 @@ def attention() -> None:
     measure("flex_attention", torch.compile(flex_attention))
 
 
+STATES, GRADIENTS = 8.0, 256.0
+"""The known scales: of tokens, and of their gradients times their number."""
+
+
 class KnownScales(torch.autograd.Function):
     """A product of tokens and a weight in fp8, whose scale for tokens is known before they are computed.
 
@@ -85,34 +89,31 @@ class KnownScales(torch.autograd.Function):
     normed states and what follows them are of the order of 1; the gradient of a mean over M tokens is of that of 1 / M.
     """
 
-    STATES = 8.0
-    GRADIENTS = 256.0  # times M
-
     @staticmethod
     def forward(ctx: Any, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         low, scale = by_tensor(weight)
         ctx.save_for_backward(h.to(torch.bfloat16), low.T.contiguous(), scale)
         ctx.dtypes = h.dtype, weight.dtype
-        return KnownScales.product(h, low, KnownScales.STATES, scale, DTYPE)
+        return scaled_product(h, low, STATES, scale, DTYPE)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h, low, scale = ctx.saved_tensors
         gradient = gradient.to(torch.bfloat16)
         of_weight = gradient.flatten(0, -2).T @ h.flatten(0, -2)
-        known = KnownScales.GRADIENTS * gradient[..., 0].numel()
-        of_h = KnownScales.product(gradient, low, known, scale, torch.float8_e5m2)
+        known = GRADIENTS * gradient[..., 0].numel()
+        of_h = scaled_product(gradient, low, known, scale, torch.float8_e5m2)
         return of_h.to(ctx.dtypes[0]), of_weight.to(ctx.dtypes[1])
 
-    @staticmethod
-    def product(
-        rows: torch.Tensor, low: torch.Tensor, known: float, scale: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        largest = torch.finfo(dtype).max
-        cast = (rows.flatten(0, -2).float() * known).clamp(-largest, largest).to(dtype)
-        scales = {"scale_a": torch.full_like(scale, 1 / known), "scale_b": scale}
-        result = torch._scaled_mm(cast, low.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=True)
-        return result.view(*rows.shape[:-1], -1)
+
+def scaled_product(
+    rows: torch.Tensor, low: torch.Tensor, known: float, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    cast = (rows.flatten(0, -2).float() * known).clamp(-largest, largest).to(dtype)
+    scales = {"scale_a": torch.full_like(scale, 1 / known), "scale_b": scale}
+    result = torch._scaled_mm(cast, low.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return result.view(*rows.shape[:-1], -1)
 
 
 def known_product(
