@@ -24,11 +24,14 @@ from scipy.interpolate import CubicSpline
 from scipy.stats import ttest_1samp
 from sweep import FOLDER, Results, key_of
 
+from adlm.config.load import resolve
+
 ROOT = FOLDER.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(FOLDER.glob("*/README.md")))
 MARK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 MDLM, ADLM, AUXILIARY = "mdlm-muon-2e-3", "adlm-muon-2e-3", "auxiliary-muon-2e-3"
 RELEASED = "released-1e-3"
+LAST_SEED = 14
 SAMPLERS = ("ancestral", "remdm-loop")
 
 
@@ -52,7 +55,7 @@ def results_of(question: str) -> Results:
 def seeds(row: str) -> dict[int, Result]:
     """The results of a row of the arena, by seed."""
     trials = results_of("arena").of("trial")
-    return {seed: trials[key_of(row, seed)] for seed in range(9) if key_of(row, seed) in trials}
+    return {seed: trials[key_of(row, seed)] for seed in range(LAST_SEED + 1) if key_of(row, seed) in trials}
 
 
 def signed(value: float, digits: int = 3) -> str:
@@ -154,6 +157,7 @@ def anchoring() -> str:
     rows.append(["the same with the auxiliary loss", gap(one, "objective-auxiliary-one", with_p=True), "", ""])
     fresh, quick_fresh = (gap(f"{group}-adlm", f"{group}-mdlm", with_p=True) for group in ("confirm", "quick-confirm"))
     rows.append(["MDLM, weight 1, equal seconds, fresh seeds", fresh, "", quick_fresh])
+    rows.append(["the same, brief anchor loss", gap("brief-adlm", "brief-mdlm", with_p=True), "", ""])
     rare = gap("adlm-rare-muon-2e-3", "adlm-random-muon-2e-3", with_p=True)
     quick_rare = gap("quick-adlm-muon-identity-rare", "quick-adlm-muon-identity-random", with_p=True)
     rows.append(["*rare minus random anchors*", rare, "", quick_rare])
@@ -169,13 +173,13 @@ def confirmed(mdlm: str, adlm: str, step: int, auxiliary: str = "") -> str:
         common = sorted(after[ours].keys() & after[mdlm].keys())
         return mean_and_error([after[ours][seed] - after[mdlm][seed] for seed in common], 4, True)
 
-    lines = []
+    lines, of = [], ARENA.rows[mdlm].seeds
     for name in names:
         found = seeds(name)
-        nats = ", ".join(f"{found[seed]['nats']:.4f}" if seed in found else "–" for seed in range(3, 9))
+        nats = ", ".join(f"{found[seed]['nats']:.4f}" if seed in found else "–" for seed in of)
         gaps = [gap(name, mdlm, 4, True), minus(name), *([gap(name, auxiliary, 4, True)] if auxiliary else [])]
         lines.append([ARENA.rows[name].title, nats, mean(name), *("" if name == mdlm else each for each in gaps)])
-    head = ["nats per token, seeds 3 to 8", "mean", "minus MDLM", f"minus MDLM after {step} steps"]
+    head = [f"nats per token, seeds {of[0]} to {of[-1]}", "mean", "minus MDLM", f"minus MDLM after {step} steps"]
     return markdown(["", *head, *(["minus auxiliary"] if auxiliary else [])], lines)
 
 
@@ -222,25 +226,44 @@ def code_at_equal_computing() -> str:
     return markdown([f"minus MDLM after {last} steps", *(f"after {step} steps" for step in (*budgets, last))], lines)
 
 
-def confirm_budgets() -> str:
-    """The group `confirm` at equal GPU seconds after 300, 400, ... steps of MDLM, by 512 held-out rows.
+def budgets(mdlm: str, others: Sequence[str], as_many: Callable[[int], float]) -> str:
+    """Differences at equal GPU seconds after 300, 400, ... steps of MDLM, by 512 held-out rows.
 
-    Between validations the bounds of the others are those of a cubic spline.
+    Those are `as_many` steps of the others, whose bounds are of a cubic spline between validations.
     """
-    mdlm, names = seeds("confirm-mdlm"), ("confirm-adlm", "confirm-auxiliary")
-    share = next(iter(seeds(names[0]).values()))["steps"] / next(iter(mdlm.values()))["steps"]
-    lines = []
-    for step, *_ in next(iter(mdlm.values()))["curve"][2:-1]:
+    theirs, lines = seeds(mdlm), []
+    for step, *_ in next(iter(theirs.values()))["curve"][2:-1]:
         cells = []
-        for name in names:
+        for name in others:
             curves = {seed: np.array(trial["curve"])[:, (0, 2)].T for seed, trial in seeds(name).items()}
             gaps = [
-                float(CubicSpline(*curve)(step * share)) - curve_at(mdlm[seed], step) for seed, curve in curves.items()
+                float(CubicSpline(*curve)(as_many(step))) - curve_at(theirs[seed], step)
+                for seed, curve in curves.items()
             ]
             cells.append(mean_and_error(gaps, 3, True))
-        lines.append([str(step), f"{step * share:.0f}", *cells])
-    titles = (f"{ARENA.rows[name].title}, minus MDLM" for name in names)
+        lines.append([str(step), f"{as_many(step):.0f}", *cells])
+    titles = (f"{ARENA.rows[name].title}, minus MDLM" for name in others)
     return markdown(["steps of MDLM", "of the others", *titles], lines)
+
+
+def confirm_budgets() -> str:
+    (adlm, *_), (mdlm, *_) = (list(seeds(name).values()) for name in ("confirm-adlm", "confirm-mdlm"))
+    return budgets(
+        "confirm-mdlm", ("confirm-adlm", "confirm-auxiliary"), lambda step: step * adlm["steps"] / mdlm["steps"]
+    )
+
+
+def brief_budgets() -> str:
+    """A step of ADLM takes longer while it has the anchor loss."""
+    timed, trial = results_of("arena").of("timing"), next(iter(seeds("brief-adlm").values()))
+    mdlm, adlm = timed["brief-mdlm"]["seconds_per_step"], timed["brief-adlm"]
+    last = trial["steps"] * resolve(trial["overrides"]).anchor.until
+
+    def as_many(step: int) -> float:
+        anchored = min(last, step * mdlm / adlm["with_anchor_loss"])
+        return anchored + (step * mdlm - anchored * adlm["with_anchor_loss"]) / adlm["without"]  # type: ignore[no-any-return]
+
+    return budgets("brief-mdlm", ("brief-adlm",), as_many)
 
 
 def curve_at(trial: Result, step: int) -> float:
@@ -762,6 +785,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "confirm": lambda: confirmed("confirm-mdlm", "confirm-adlm", 600, "confirm-auxiliary"),
     "quick-confirm": lambda: confirmed("quick-confirm-mdlm", "quick-confirm-adlm", 400),
     "confirm-budgets": confirm_budgets,
+    "brief": lambda: confirmed("brief-mdlm", "brief-adlm", 600),
+    "brief-budgets": brief_budgets,
     "code": code_anchors,
     "code-computing": code_at_equal_computing,
     "asymmetric": lambda: compared(
