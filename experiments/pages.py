@@ -787,6 +787,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "confirm-budgets": confirm_budgets,
     "brief": lambda: confirmed("brief-mdlm", "brief-adlm", 600),
     "brief-budgets": brief_budgets,
+    "quick-brief": lambda: compared(
+        titled("quick-confirm-mdlm quick-confirm-adlm quick-brief-adlm"),
+        {"quick-confirm-mdlm": "mdlm", "quick-confirm-adlm": "adlm"},
+        with_p=True,
+    ),
     "code": code_anchors,
     "code-computing": code_at_equal_computing,
     "asymmetric": lambda: compared(
