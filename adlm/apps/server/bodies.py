@@ -281,7 +281,7 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
     if problem["type"] == "extra_forbidden":  # in an object of the body; those of the body itself are refused before
         return ApiError(400, f"{'.'.join(place)[:60]} is not a field of this request", name)
-    if problem["type"] == "missing":
+    if problem["type"] == "missing" and len(place) == 1:
         return ApiError(400, f"{name} is missing", name)
     detail = str(problem["msg"])
     return ApiError(400, REMEDIES.get(name, f"{name}: {detail[:1].lower()}{detail[1:]}"), name)

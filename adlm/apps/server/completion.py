@@ -259,11 +259,18 @@ def plan_chat(lm: LanguageModel, request: ChatRequest, limits: Limits) -> Comple
         ids = encode_chat(tokenizer, template, messages)
         bos = lm.bos_prefix(ids)
         room = lm.config.length - len(bos) - len(ids)
-        if room < (num_asked or 1):
+        if room < 1:
             raise UserError(
-                f"the messages have {len(ids)} tokens and leave {max(0, room)} of the model's {lm.config.length} for "
-                "the reply; shorten them" + ("" if num_asked is None else " or lower max_tokens"),
+                f"the messages have {len(ids)} tokens and leave none of the model's {lm.config.length} for the reply; "
+                "shorten them",
                 "messages",
+            )
+        if num_asked is not None and num_asked > room:
+            name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+            raise UserError(
+                f"{name} {num_asked} is more than the {room} of the model's {lm.config.length} tokens that the "
+                "messages leave; lower it or shorten them",
+                name,
             )
         num, start, least = num_asked or room, len(bos) + len(ids), request.min_tokens or 0
         check_least(least, num)
