@@ -320,7 +320,10 @@ def load_config(path: Path) -> Config:
                 f"{path}: {names.kind} {value!r} is neither built in nor of an installed package; install the package "
                 f"that provides it, by an entry point in {names.group}{options.suggestion(value, names)}"
             )
-    return from_mapping(raw)
+    try:
+        return from_mapping(raw)
+    except UserError as error:
+        raise UserError(f"{path}: {error}", error.option) from None
 
 
 def preset_titles() -> dict[str, str]:

@@ -251,3 +251,11 @@ def test_a_save_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatc
         save_config(Config(length=9), path)
     assert load_config(path).length == 8
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("line", ["lenght: 8", "length: -1", "data: {seed: null}"])
+def test_a_damaged_file_is_named(tmp_path, line):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(UserError, match=f"^{path}: .*{line.split()[0].strip(':{')[:4]}"):
+        load_config(path)
