@@ -344,8 +344,9 @@ def _engine_from_hub(name: str) -> Engine:
         return Engine.from_pretrained(name)
     except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
         raise UserError(
-            f"tokenizer {name!r} is not a file, not in $ADLM_DATA/tokenizers, not one of {', '.join(BUILT_IN)}, and "
-            f"could not be downloaded from the hub ({type(error).__name__}); pass the path of a tokenizer.json"
+            f"tokenizer {name!r} is not a file, not in $ADLM_DATA/tokenizers, not one of {', '.join(BUILT_IN)} and "
+            f"bpe-SIZE, and could not be downloaded from the hub ({type(error).__name__}); pass the path of a "
+            "tokenizer.json"
         ) from None
 
 

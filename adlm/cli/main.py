@@ -97,7 +97,10 @@ MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whos
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises UserError instead of printing usage."""
+    """argparse that raises UserError instead of printing usage, and takes no beginnings of options."""
+
+    def __init__(self, **options: Any):
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")

@@ -186,7 +186,7 @@ def _notes(config: Config, report: dict[str, Any], division: dict[str, Any]) -> 
         text = f"{report['tokens']:,} tokens in {report['documents']:,} documents"
         yield (
             f"no text is held out: data.held_out {config.data.held_out:g} of {text} selects no document; "
-            "use a larger value"
+            "use a larger value, or more text"
         )
 
 

@@ -110,7 +110,7 @@ def _parse_override(word: str) -> Raw:
     if not equals:
         preset = _read_preset(word)
         return {section: preset} if slash and section in options.sections() else preset
-    is_name = f"{option}/{value}" in dict(_preset_files()) or re.fullmatch(r"[A-Za-z][\w.-]*", value)  # 7b is one
+    is_name = f"{option}/{value}" in dict(_preset_files()) or re.fullmatch(r"\w*[A-Za-z][\w.-]*", value)
     if option in options.sections() and is_name and value != "null":
         if value.endswith((".yaml", ".yml")):
             return {option: _read_file(value)}

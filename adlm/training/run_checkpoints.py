@@ -73,7 +73,7 @@ def find_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint |
             checkpoint = _verify(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = error.strerror if isinstance(error, OSError) and error.strerror else error
-            report(f"checkpoint {path} is damaged ({problem}); using the one before it")
+            report(f"checkpoint {path} is damaged ({problem})" + "; using the one before it" * (path != paths[-1]))
             continue
         return replace(checkpoint, damaged=tuple(paths[:number]))
     if paths:

@@ -27,6 +27,8 @@ from adlm.files import PART, lock_file, read_bytes, remove_parts, reporting_os_e
 
 RESTART_SECONDS = 30  # that a process which torchrun restarted waits for the lock
 CONFIG, FINGERPRINT, COMMITS = "config.yaml", "text.sha256", "commits.txt"
+MOST_CHANGES = 5
+"""Of the options that a message lists."""
 
 # Options that may change when a run is resumed: execution, logging, the number of steps, and the location of the data.
 MAY_CHANGE = {
@@ -109,7 +111,9 @@ def check_options(
         if option not in MAY_CHANGE and (include_data_options or not _depends_on_data(option, config))
     }
     if rejected:
-        changes = ", ".join(f"{option} {old} -> {new}" for option, (old, new) in rejected.items())
+        shown = [f"{option} {old} -> {new}" for option, (old, new) in rejected.items()]
+        more = [f"and {len(shown) - MOST_CHANGES} more"] * (len(shown) > MOST_CHANGES)
+        changes = ", ".join([*shown[:MOST_CHANGES], *more])
         raise UserError(
             f"{run.path} holds a run with another config ({changes}); give the same options to resume it, or another "
             "--out for a new run"
@@ -123,14 +127,19 @@ def _depends_on_data(option: str, config: Config) -> bool:
     return option in DATA_OPTIONS or option.startswith("vocabulary.") or (has_base and option.startswith("model."))
 
 
-def check_progress(run: RunFolder, config: Config, fingerprint: str, num_done: int) -> None:
-    """UserError if the run was started with another training text, or has done more than `train.steps` steps."""
+def check_text(run: RunFolder, config: Config, fingerprint: str) -> None:
+    """UserError if the run was started with another training text."""
     path = run.path / FINGERPRINT
     if path.is_file() and path.read_bytes().strip() != fingerprint.encode():
+        what = "the training text, or the order or the weights of its sources," if "," in config.data.prepared else ""
         raise UserError(
-            f"{run.path} holds a run on another text: the training text has changed; restore it, or give another "
-            "--out for a new run"
+            f"{run.path} holds a run on another text: {what or 'the training text'} has changed; restore it, or give "
+            "another --out for a new run"
         )
+
+
+def check_steps(run: RunFolder, config: Config, num_done: int) -> None:
+    """UserError if the run has done more than `train.steps` steps."""
     if config.train.steps < num_done:
         raise UserError(
             f"train.steps {config.train.steps} is less than the {num_done} steps that {run.path} has done; give more, "

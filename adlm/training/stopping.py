@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ECHO_SECONDS = 0.5
+"""A signal that arrives again so soon is the same one: `timeout` sends it to the process and then to its group."""
 
 
 class Stop:
@@ -26,9 +29,9 @@ class Stop:
 def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
     """Inside, SIGTERM, SIGINT or SIGHUP is reported and requests a stop before the next step.
 
-    Validation and sampling that have begun are completed first. The same signal a second time ends the process at once,
-    except SIGHUP: a closing terminal sends it more than once, possibly followed by SIGTERM. If SIGHUP is ignored
-    (nohup), it stays ignored.
+    Validation and sampling that have begun are completed first. The same signal a second time, after ECHO_SECONDS, ends
+    the process at once, except SIGHUP: a closing terminal sends it more than once, possibly followed by SIGTERM. If
+    SIGHUP is ignored (nohup), it stays ignored.
 
     Python runs signal handlers between two bytecodes of the main thread, that is, only after a long backward pass has
     returned. The wakeup file descriptor is written to immediately, so a thread that reads it handles the signals.
@@ -55,13 +58,13 @@ def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
 
 def _handle_signals(receiver: socket.socket, stop: Stop, report: Callable[[str], None]) -> None:
     """Handle the signal numbers that arrive, until the sender is closed."""
-    seen: set[int] = set()
+    seen: dict[int, float] = {}
     while number := int.from_bytes(receiver.recv(1)):
         if number not in SIGNALS:
             continue
-        if number in seen and number != signal.SIGHUP:
+        now = time.monotonic()
+        if now - seen.setdefault(number, now) > ECHO_SECONDS and number != signal.SIGHUP:
             os._exit(128 + number)  # the main thread may be busy for minutes; files on disk are complete
-        seen.add(number)
         if stop.signal:
             continue
         stop.signal = number

@@ -118,11 +118,13 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
         report = reporter.info if main else (lambda message: None)
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batch_shape(config.train, processes.num_ranks)
-            check_warm_up(config.train)
             check_precision(config, processes.device)
             config = _with_saved_options(config, run, processes)
             found = processes.on_main_process(lambda: run_checkpoints.find_checkpoint(run.checkpoints, report))
             latest: Checkpoint | None = processes.broadcast(found)
+            if latest is not None:
+                run_folder.check_steps(run, config, latest.counters.step)
+            check_warm_up(config.train)
             previous: Mapping[str, Any] | None = None if run.config is None else run_folder.config_as_json(run.config)
             if latest is not None:
                 previous = latest.config
@@ -132,10 +134,12 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
             config = task.config
             changes = [] if previous is None else run_folder.check_options(run, previous, config)
             if latest is not None:
-                run_folder.check_progress(run, config, task.fingerprint, latest.counters.step)
+                run_folder.check_text(run, config, task.fingerprint)
             state = task.build_state(processes, report, resumes=latest is not None)
             counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
+                if previous is not None and latest is None:
+                    report(f"{out} has no checkpoint yet; it starts again from step 1")
                 for change in changes:
                     report(change)
                 if previous is not None and (note := _rate_change(config.train, previous["train"], counters.step)):

@@ -205,9 +205,17 @@ def test_the_remedy_for_a_wrong_mesh_names_each_option_once(tmp_path, capsys):
 def test_a_path_that_is_not_a_regular_file_is_a_user_error(word, sentence, tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo")
     named = ["data=wikitext2"] if word.startswith("data.root") else []
-    words = ["tokenizer=bytes", *SMALL, *named, word.replace("{tmp}", str(tmp_path))]
+    tokenizer = [] if word.startswith("data.prepared") else ["tokenizer=bytes"]
+    words = [*tokenizer, *SMALL, *named, word.replace("{tmp}", str(tmp_path))]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 2
     assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_prepared_text_has_its_own_tokenizer(tmp_path, capsys):
+    words = [*SMALL, f"data.prepared={tmp_path}", "tokenizer=bytes", "--out", str(tmp_path / "run")]
+    assert main(["train", *words]) == 2
+    assert "has a tokenizer of its own; leave out tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -159,6 +159,7 @@ def test_the_last_override_selects_the_text_to_read(tmp_path):
             ["model=smal"],
             "there is no preset 'model/smal' (`adlm presets` lists them all); did you mean 'model/small'?",
         ),
+        (["model=9b"], "there is no preset 'model/9b' (`adlm presets` lists them all); did you mean 'model/7b'?"),
         (["owt/adml"], "there is no preset 'owt/adml' (`adlm presets` lists them all); did you mean 'owt/adlm'?"),
         (["missing.yaml"], "config file missing.yaml cannot be read: No such file or directory"),
         (["length=[1"], "length=[1 cannot be read as YAML"),

@@ -52,7 +52,7 @@ def test_a_run_on_two_texts_resumes_to_the_same_bits_and_says_their_shares(folde
     config = load_config(tmp_path / "whole/config.yaml")
     assert list(weighted_folders(config.data.prepared).values()) == [3, 1]
     assert load_config(tmp_path / "whole/model/config.yaml").data.prepared == "", "model folders name no local path"
-    with pytest.raises(UserError, match="holds a run on another text"):
+    with pytest.raises(UserError, match="the order or the weights of its sources, has changed"):
         run(folders, tmp_path / "whole", "train.steps=7", weights=(1, 1))
 
 

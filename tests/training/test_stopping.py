@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 from small_runs import preload
 
-from adlm.training.stopping import stop_on_signals
+from adlm.training.stopping import ECHO_SECONDS, stop_on_signals
 
 
 def busy(messages: Connection) -> None:
@@ -37,6 +37,9 @@ def test_a_signal_is_reported_at_once_and_a_second_one_quits_at_once(number):
         os.kill(process.pid, number)
         assert received.poll(120), "long before the call returns"
         assert "finishing this step, then saving" in received.recv()
+        os.kill(process.pid, number)  # as `timeout` does
+        time.sleep(ECHO_SECONDS + 0.2)
+        assert process.is_alive(), "the same signal again at once is no second one"
         os.kill(process.pid, number)
         process.join(120)
         assert process.exitcode == 128 + number

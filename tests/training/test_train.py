@@ -179,8 +179,18 @@ def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again(prepared, u
     out = copy_of(uninterrupted, tmp_path)
     for path in (out / "checkpoints").iterdir():
         cut(path / TENSORS)
+    reporter = RecordingReporter()
     with pytest.raises(UserError, match="all of them damaged; restore one, or move"):
-        run(prepared, out, *RESUMED)
+        run(prepared, out, *RESUMED, reporter=reporter)
+    assert "using the one before it" in reporter.messages[0]
+    assert "using the one before it" not in reporter.messages[-1], "there is none"
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(prepared, uninterrupted, tmp_path):
+    out, reporter = copy_of(uninterrupted, tmp_path), RecordingReporter()
+    shutil.rmtree(out / "checkpoints")
+    run(prepared, out, *RESUMED, reporter=reporter)
+    assert f"{out} has no checkpoint yet; it starts again from step 1" in reporter.messages
 
 
 class Attack:
