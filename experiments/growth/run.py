@@ -38,9 +38,10 @@ RESULTS, TEXT = FOLDER / "results.jsonl", ROOT / "prepared" / "speeches"
 Result = dict[str, Any]
 
 BPE = "owt/adlm tokenizer=bpe-8192 length=256 model.hidden=512 model.heads=8 model.blocks=8 model.denoiser_blocks=4"
-TINY = "owt/adlm tokenizer=bytes length=32 model.hidden=32 model.heads=2 model.blocks=2 train.compile=off"
+TINY_NETWORK = "owt/adlm length=32 model.hidden=32 model.heads=2 model.blocks=2 train.compile=off"
+TINY = f"{TINY_NETWORK} tokenizer=bytes"
 TINY_RUN = (
-    f"{TINY} method=mdlm model.denoiser_blocks=null data.name= data.packing=packed train.steps=6 train.batch_size=4 "
+    f"{TINY_NETWORK} method=mdlm model.denoiser_blocks=null data.name= data.packing=packed train.steps=6 train.batch_size=4 "
     "train.warm_up_steps=1 train.log_every=2 train.sample_every=0 train.ema=0"
 )
 RUN = (
