@@ -29,6 +29,7 @@ from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.distributed import Processes
 from adlm.errors import UserError
+from adlm.files import remove_folder
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.adlm import Anchored
@@ -152,6 +153,8 @@ def _open_rows(config: Config, template: str, run: RunFolder, processes: Process
         num_tokens = len(text.tokens("train"))
         if packing == "packed" and num_tokens < text_width(text.tokenizer.vocabulary, config.length):
             of_folder = f" of {text.folder}" if len(texts) > 1 else ""
+            if not config.data.prepared and saved is None and processes.is_main_process:
+                remove_folder(text.folder)  # no run has used it, and it would be in the way of another text
             raise UserError(
                 f"the training text{of_folder} has {num_tokens:,} tokens, less than one row of length "
                 f"{config.length}; give more text, or a smaller length"

@@ -41,8 +41,8 @@ BPE = "owt/adlm tokenizer=bpe-8192 length=256 model.hidden=512 model.heads=8 mod
 TINY_NETWORK = "owt/adlm length=32 model.hidden=32 model.heads=2 model.blocks=2 train.compile=off"
 TINY = f"{TINY_NETWORK} tokenizer=bytes"
 TINY_RUN = (
-    f"{TINY_NETWORK} method=mdlm model.denoiser_blocks=null data.name= data.packing=packed train.steps=6 train.batch_size=4 "
-    "train.warm_up_steps=1 train.log_every=2 train.sample_every=0 train.ema=0"
+    f"{TINY_NETWORK} method=mdlm model.denoiser_blocks=null data.name= data.packing=packed train.steps=6 "
+    "train.batch_size=4 train.warm_up_steps=1 train.log_every=2 train.sample_every=0 train.ema=0"
 )
 RUN = (
     "owt/mdlm model=3b data.name=sotu data.packing=packed train.steps=50 train.batch_size=16 train.warm_up_steps=10 "

@@ -1,6 +1,7 @@
 """The quickstart: show the model in the box, prepare text, train two models, compare, sample and write a report."""
 
 import json
+import os
 import re
 import shlex
 import time
@@ -146,6 +147,9 @@ def _check_output_folder(out: Path) -> None:
     """Raise a user error if the quickstart would replace a file that it did not write."""
     with reporting_os_errors(out):
         if not out.exists():
+            parent = next(folder for folder in out.absolute().parents if folder.exists())
+            if not os.access(parent, os.W_OK):
+                raise UserError(f"--out {out} cannot be written: {parent} is not writable; give another --out")
             return
         if not out.is_dir():
             raise UserError(f"--out {out} is a file, and the quickstart writes a folder; give another --out")
