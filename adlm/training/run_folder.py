@@ -131,9 +131,9 @@ def check_text(run: RunFolder, config: Config, fingerprint: str) -> None:
     """UserError if the run was started with another training text."""
     path = run.path / FINGERPRINT
     if path.is_file() and path.read_bytes().strip() != fingerprint.encode():
-        what = "the training text, or the order or the weights of its sources," if "," in config.data.prepared else ""
+        of_sources = ", or the order or the weights of its sources," * ("," in config.data.prepared)
         raise UserError(
-            f"{run.path} holds a run on another text: {what or 'the training text'} has changed; restore it, or give "
+            f"{run.path} holds a run on another text: the training text{of_sources} has changed; restore it, or give "
             "another --out for a new run"
         )
 

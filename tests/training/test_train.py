@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -306,11 +307,14 @@ def test_a_path_below_a_file_is_a_user_error(prepared, tmp_path):
 def test_a_shard_deleted_during_a_run_stops_it_after_saving(prepared, uninterrupted, tmp_path, monkeypatch):
     out, text = tmp_path / "run", tmp_path / "prepared"
     shutil.copytree(prepared, text)
-    original = train.train_step
+    original, steps = train.train_step, count(1)
 
     def step(*values):
-        if (out / "checkpoints" / "step-00000006").exists():
-            (text / "train" / "tokens-00000.bin").unlink(missing_ok=True)
+        if next(steps) == 7:
+            end = time.monotonic() + 60
+            while not (out / "checkpoints" / "step-00000006").exists() and time.monotonic() < end:
+                time.sleep(0.01)  # it is saved in the background
+            (text / "train" / "tokens-00000.bin").unlink()
         return original(*values)
 
     monkeypatch.setattr("adlm.data.prepare.shards.Tokens._file", unmapped)
