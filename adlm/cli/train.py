@@ -134,10 +134,10 @@ def resolve_run(overrides: Sequence[str], out: Path | None) -> tuple[Path, Confi
     has_no_preset = all("=" in override for override in overrides)
     config = resolve(overrides, existing if has_no_preset else None)
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    if given.get("tokenizer") and given.get("data.prepared"):
+    if given.get("tokenizer") and "data.prepared" in given and config.data.prepared:
         raise UserError(
-            f"tokenizer {given['tokenizer']} is given, and data.prepared {given['data.prepared']} has a tokenizer of "
-            "its own; leave out tokenizer",
+            f"tokenizer {given['tokenizer']} is given, and data.prepared {config.data.prepared} has a tokenizer of its "
+            "own; leave out tokenizer=",
             "tokenizer",
         )
     data = config.data

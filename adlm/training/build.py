@@ -209,7 +209,7 @@ def compile_trunks(network: nn.Module, backend: str = "inductor", device: torch.
     options = OPTIONS if backend == "inductor" else None
     device = device or next(network.parameters()).device
     if options and device.type == "cuda":
-        _start_no_workers()
+        _compile_in_this_process()
     reason = why_not_compile(device) if options else ""
     if reason:
         return f"the networks are not compiled, which is slower: {reason}"
@@ -221,8 +221,8 @@ def compile_trunks(network: nn.Module, backend: str = "inductor", device: torch.
     return ""
 
 
-def _start_no_workers() -> None:
-    """Compile in this process, unless TORCHINDUCTOR_COMPILE_THREADS says otherwise.
+def _compile_in_this_process() -> None:
+    """Let PyTorch's compiler start no workers, unless TORCHINDUCTOR_COMPILE_THREADS asks for them.
 
     PyTorch would start a process for every core, even for blocks that come from the compiler's cache, and while they
     start, for about five seconds, Python launches kernels at half its speed: on an H200 the first 40 steps of 12 small

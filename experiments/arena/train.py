@@ -148,7 +148,7 @@ def time_rows(arguments: argparse.Namespace) -> None:
                 break
             started = time.monotonic()
             try:
-                measured[tuple(work)] = time_step(work) | {"measured_as": name, "commit": commit}
+                measured[tuple(work)] = time_row(work) | {"measured_as": name, "commit": commit}
             except UserError as error:
                 failed.append(name)
                 print(f"{name} failed: {error}", flush=True)
@@ -172,6 +172,19 @@ def work_of(trial: Trial, extra: list[str]) -> list[str]:
 
 def same_work(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith(SAME_WORK)]
+
+
+def time_row(work: list[str]) -> dict[str, Any]:
+    """A step of the row: the mean over its training, if the anchor loss ends before it."""
+    timing, until = time_step(work), resolve(work).anchor.until
+    if until == 1:
+        return timing
+    after, with_loss = time_step([*work, "anchor.gamma=0"]), timing["seconds_per_step"]
+    for name in ("seconds_per_step", "busy_seconds_per_step"):
+        timing[name] = until * timing[name] + (1 - until) * after[name]
+    tokens = round(timing["tokens_per_second"] * with_loss / timing["seconds_per_step"])
+    phases = {"with_anchor_loss": with_loss, "without": after["seconds_per_step"]}
+    return timing | {"tokens_per_second": tokens} | phases
 
 
 def time_step(work: list[str]) -> dict[str, Any]:

@@ -1,19 +1,23 @@
 """What products with fp8 operands and other attention kernels take, at the shapes of ADLM small and of hidden 2048, and
-a block whose fp8 scales are known beforehand.
+a block and whole training steps whose fp8 scales are known beforehand.
 
 python experiments/train_speed/fp8.py
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
+from adlm.apps.bench import measure_training
+from adlm.config.load import resolve
+from adlm.config.schema import Vocabulary
 from adlm.models.float8 import DTYPE, LARGEST, by_rows, use_float8
 from adlm.models.layers import rotary_angles
 from adlm.models.transformer import Block
@@ -154,9 +158,30 @@ def block(device: str, rows: int, length: int) -> None:
         print(f"block, {name}: {spent}gradients apart by {apart[0]:.2e} (states), at most {max(apart):.2e}")
 
 
+def whole_step(words: list[str], batch: int) -> None:
+    """`adlm bench train` in bf16, with a scale a row, and with known scales."""
+
+    def used(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, float8: bool) -> torch.Tensor:
+        return known_product(h, weight, bias, True) if float8 else F.linear(h, weight, bias)
+
+    rows = sys.modules["adlm.models.float8"].product
+    float8 = ["train.precision=float8"]
+    for name, more, product in (("bf16", [], rows), ("a scale a row", float8, rows), ("scales known", float8, used)):
+        torch._dynamo.reset()
+        config = replace(resolve([*words, *more]), vocabulary=Vocabulary(50_258, mask_id=50_257))
+        with patch("adlm.models.float8.product", product), patch("adlm.models.transformer.product", product):
+            speed = measure_training(config, batch, 20, True, torch.device("cuda"), True, MagicMock())
+        print(
+            f"{' '.join(words)}, {name}: {speed.tokens_per_second:,.0f} tokens/s, {speed.milliseconds:.1f} ms, "
+            f"{speed.of_product:.1%} of {speed.product_tflops:.0f} TFLOP/s, {dict(speed.profile)}"
+        )
+
+
 if __name__ == "__main__":
     if torch.cuda.is_available():
         block("cuda", 64, 1_024)
+        whole_step(["owt/adlm"], 64)
+        whole_step(["owt/mdlm", "model=1b"], 32)
         products()
         attention()
     else:

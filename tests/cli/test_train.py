@@ -215,7 +215,9 @@ def test_a_path_that_is_not_a_regular_file_is_a_user_error(word, sentence, tmp_p
 def test_prepared_text_has_its_own_tokenizer(tmp_path, capsys):
     words = [*SMALL, f"data.prepared={tmp_path}", "tokenizer=bytes", "--out", str(tmp_path / "run")]
     assert main(["train", *words]) == 2
-    assert "has a tokenizer of its own; leave out tokenizer" in capsys.readouterr().err
+    assert "has a tokenizer of its own; leave out tokenizer=" in capsys.readouterr().err
+    assert main(["train", *words[:-2], f"data.path={tmp_path / 'none.txt'}", *words[-2:]]) == 2
+    assert "none.txt does not exist" in capsys.readouterr().err, "the later option is read"
     assert not (tmp_path / "run").exists()
 
 

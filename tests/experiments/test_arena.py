@@ -468,6 +468,23 @@ def test_a_trial_that_cannot_be_trained_is_reported_and_the_others_go_on(
     assert Results(tmp_path / "results.jsonl").of("trial").keys() == {"smoke-ar-seed0"}
 
 
+def test_a_row_whose_anchor_loss_ends_early_is_timed_with_it_and_without(runner, monkeypatch):
+    def step(work):
+        seconds = 1.0 if "anchor.gamma=0" in work else 3.0
+        return {"seconds_per_step": seconds, "busy_seconds_per_step": seconds, "tokens_per_second": 10 / seconds}
+
+    monkeypatch.setattr(arena_train, "time_step", step)
+    assert arena_train.time_row(["owt/adlm"])["seconds_per_step"] == 3
+    timing = arena_train.time_row(["owt/adlm", "anchor.until=0.75"])
+    assert timing == {
+        "seconds_per_step": 2.5,
+        "busy_seconds_per_step": 2.5,
+        "tokens_per_second": 4,
+        "with_anchor_loss": 3,
+        "without": 1,
+    }
+
+
 def test_a_row_is_timed_once_with_its_own_overrides(runner, tmp_path, in_process, monkeypatch, capsys):
     chosen = ("time", "--results", tmp_path / "results.jsonl", "--commit", "abc", "--only", "smoke-auxiliary")
     run(runner, monkeypatch, *chosen, "--seconds", "10")  # below the 60 s expected of a first timing
